@@ -36,6 +36,14 @@ Rule = Literal["update", "insert", "upsert"]
 """Whether the rows must be there, must not be there, or may."""
 
 
+def exchange_rows(state: KeyedState[Any], gone: Rows | None, rows: Rows | None, rule: Rule, now_ms: int | None) -> None:
+    """Remove rows, and then write others."""
+    if gone is not None:
+        remove_rows(state, gone)
+    if rows is not None:
+        put_rows(state, rows, rule, now_ms)
+
+
 def put_rows(state: KeyedState[Any], rows: Rows, rule: Rule, now_ms: int | None) -> None:
     """Write rows, each of which replaces the one with its key and entry."""
     if not len(rows):

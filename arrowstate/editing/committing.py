@@ -7,9 +7,9 @@ checkpoint before has a tag, under which a rollback finds it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
 from arrowstate.checkpoints.committing import Committer, Needs, with_given_ids
@@ -17,121 +17,127 @@ from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.editing.overlay import Overlay
 from arrowstate.errors import (
     ArrowStateError,
+    CheckpointNotFoundError,
     EditConflictError,
     FencedError,
     InvalidInputError,
 )
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.subtasks import read_states, whole_operators
+from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit import NOT_COMMITTED, Commit
 from arrowstate.log.commit_log import CommitLog, refuse_loss
 from arrowstate.log.entries import CommittedEntry, content_of
+from arrowstate.log.pins import delete_tag, put_tag, read_tag
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
-from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.documents import LogEntryDocument, ParentDocument
 
 _PIECE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class EditCommit:
-    """What commits edits to a store."""
+def commit_edit(
+    storage: Storage,
+    overlay: Overlay,
+    base: CommittedEntry,
+    content: ParentDocument,
+    entry: LogEntryDocument,
+    *,
+    keeps_base: bool,
+    properties: Mapping[str, Any],
+    started_at_ms: int,
+    clock_ms: Callable[[], int],
+    new_id: Callable[[], str],
+) -> LogEntryDocument:
+    """Commit a checkpoint that was made of `base`, while the store held that of the entry `content`.
 
-    storage: Storage
-    store_id: str
-    clock_ms: Callable[[], int]
-    new_id: Callable[[], str]
-    tag: Callable[[str, int], None]
-    "Keeps a checkpoint under a name."
-    untag: Callable[[str], None]
-    tags: Callable[[], Mapping[str, int]]
+    With `keeps_base` the checkpoint that was edited gets a tag; `properties` are those of the fence.
+    """
+    log = CommitLog(storage, on_loss=refuse_loss)
 
-    def __call__(
-        self,
-        overlay: Overlay,
-        base: LogEntryDocument,
-        content: int,
-        entry: LogEntryDocument,
-        *,
-        tag: str | None,
-        audit: dict[str, Any],
-        started_at_ms: int,
-    ) -> LogEntryDocument:
-        """Commit a checkpoint that was made of `base`."""
-        log = CommitLog(self.storage, on_loss=refuse_loss)
+    def check(newest: CommittedEntry | None) -> None:
+        if content_of(newest) != content:
+            raise _conflict(log, base, content)
 
-        def check(newest: CommittedEntry | None) -> None:
-            held = content_of(newest)
-            if held is None or held.number != content:
-                raise self._conflict(log, base, content)
-
-        check(log.latest())
-        operators = whole_operators(overlay, entry.operators)
-        files = set(ReferenceReader(overlay).files(operators))
-        written = sorted(path for path in files if overlay.own.exists(path))
-        tagged = False
-        commit = Commit(self.storage, written)
-        try:
-            with commit:
-                in_parallel(
-                    self.storage, lambda path: self._copy(overlay.own, path), written, name="uploads", writes=True
-                )
-                committer = Committer(
-                    self.storage,
-                    clock_ms=self.clock_ms,
-                    new_id=self.new_id,
-                    properties=audit,
-                    once=True,
-                    check=check,
-                )
-                tagged = tag is not None and self._keep(tag, _id_of(base))
-                return committer.commit(
-                    operators if content == base.number else with_given_ids(self.storage, operators, base.number),
-                    properties=of_stopped_query(entry.properties, self.new_id),
-                    watermark=entry.watermark,
-                    started_at_ms=started_at_ms,
-                    needs=Needs(written, content, files),
-                    files=commit,
-                )
-        except Exception as error:
-            if commit.entry is not None and not isinstance(error, NOT_COMMITTED):
-                # The entry may be there, and the checkpoint before it is found under the tag.
-                raise
-            # Whoever fenced this edit may be another one of the same checkpoint, which found the tag there.
-            if tag is not None and tagged and not isinstance(error, FencedError):
-                self._untag_quietly(tag)
-            if isinstance(error, FencedError):
-                raise self._conflict(log, base, content) from error
+    check(log.latest())
+    operators = whole_operators(overlay, entry.operators)
+    files = set(ReferenceReader(overlay).files(operators))
+    written = sorted(path for path in files if overlay.own.exists(path))
+    tag = None
+    commit = Commit(storage, written)
+    try:
+        with commit:
+            in_parallel(storage, lambda path: _copy(overlay.own, storage, path), written, name="uploads", writes=True)
+            committer = Committer(
+                storage, clock_ms=clock_ms, new_id=new_id, properties=properties, once=True, check=check
+            )
+            if keeps_base:
+                # Those that the new checkpoint has too are looked for when it is committed.
+                gone = set(ReferenceReader(storage).files(base.document.operators)) - files
+                tag = _tagged(storage, log, base, _id_of(entry), files=gone, tag_id=new_id(), now_ms=clock_ms())
+            return committer.commit(
+                operators if content == base.as_parent else with_given_ids(storage, operators, base.document.number),
+                properties=of_stopped_query(entry.properties, new_id),
+                watermark=entry.watermark,
+                started_at_ms=started_at_ms,
+                needs=Needs(written, content.number, files),
+                files=commit,
+            )
+    except Exception as error:
+        if commit.entry is not None and not isinstance(error, NOT_COMMITTED):
+            # The entry may be there, and the checkpoint before it is found under the tag.
             raise
+        # Whoever fenced this edit may be another one of the same checkpoint, which found the tag there.
+        if tag is not None and not isinstance(error, FencedError):
+            # One that stays behind keeps a checkpoint, and nothing is lost.
+            with suppress(ArrowStateError, OSError):
+                delete_tag(storage, tag)
+        if isinstance(error, FencedError):
+            raise _conflict(log, base, content) from error
+        raise
 
-    def _keep(self, tag: str, checkpoint_id: int) -> bool:
-        """Keep a checkpoint under a name; False where it is kept under that already."""
-        if tag in self.tags():
-            return False
+
+def _tagged(
+    storage: Storage,
+    log: CommitLog,
+    base: CommittedEntry,
+    made: int,
+    *,
+    files: Collection[str],
+    tag_id: str,
+    now_ms: int,
+) -> str | None:
+    """Tag a checkpoint `before-edit-<id>`; return the name, None if an attempt that died did so already."""
+    checkpoint_id = _id_of(base.document)
+    for name in chain([f"before-edit-{made}"], (f"before-edit-{made}-{number}" for number in count(2))):
         try:
-            self.tag(tag, checkpoint_id)
+            with reading_checkpoint(storage, base.document):
+                is_tagged = put_tag(
+                    storage, name, checkpoint_id, base.as_parent, files=files, tag_id=tag_id, now_ms=now_ms
+                )
         except InvalidInputError:
-            # Another edit of the checkpoint may have put it there meanwhile; one of the two is fenced then.
-            if self.tags().get(tag) != checkpoint_id:
-                raise
-            return False
-        return True
+            known = read_tag(storage, name)
+            if known is not None and known.entry == base.as_parent:
+                return None
+            continue
+        if not is_tagged:
+            ids = (other.checkpoint_id for other in log.backwards())
+            raise CheckpointNotFoundError(checkpoint_id, sorted(number for number in ids if number is not None))
+        return name
+    raise AssertionError("there are more names than tags")
 
-    def _copy(self, own: Storage, path: str) -> None:
-        with self.storage.write_file(path) as file:
-            data = own.open_buffer(path)
-            for start in range(0, data.size, _PIECE):
-                file.write(data[start : start + _PIECE])
 
-    def _conflict(self, log: CommitLog, base: LogEntryDocument, content: int) -> EditConflictError:
-        newest, held = log.latest_checkpoint(), content_of(log.latest())
-        is_fenced = held is not None and held.number == content
-        return EditConflictError(_id_of(base), 0 if newest is None else _id_of(newest), is_fenced)
+def _copy(own: Storage, to: Storage, path: str) -> None:
+    with to.write_file(path) as file:
+        data = own.open_buffer(path)
+        for start in range(0, data.size, _PIECE):
+            file.write(data[start : start + _PIECE])
 
-    def _untag_quietly(self, tag: str) -> None:
-        # One that stays behind keeps a checkpoint, and nothing is lost.
-        with suppress(ArrowStateError, OSError):
-            self.untag(tag)
+
+def _conflict(log: CommitLog, base: CommittedEntry, content: ParentDocument) -> EditConflictError:
+    newest, held = log.latest_checkpoint(), content_of(log.latest())
+    is_fenced = held is not None and held == content
+    return EditConflictError(_id_of(base.document), 0 if newest is None else _id_of(newest), is_fenced)
 
 
 def new_files(overlay: Overlay, entry: LogEntryDocument) -> dict[str, int]:

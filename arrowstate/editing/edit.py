@@ -3,77 +3,85 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from types import MappingProxyType, TracebackType
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from arrowstate.editing.committing import EditCommit, new_files, new_inline_bytes
+from arrowstate.checkpoints.notes import check_no_rows_kept, with_uid
+from arrowstate.editing.committing import commit_edit, new_files, new_inline_bytes
+from arrowstate.editing.forms import UPDATED_AT, Rows
 from arrowstate.editing.overlay import Overlay
-from arrowstate.editing.plan import EditPlan
+from arrowstate.editing.plan import EditPlan, Statement
 from arrowstate.editing.purging import (
-    Collected,
     PurgeReport,
     check_tables,
+    collect_all,
     holders,
     notes,
     rewrite_dead_rows,
+    savepoints_in,
     tables_left,
 )
+from arrowstate.editing.script import run_script
 from arrowstate.editing.staging import Staging
-from arrowstate.editing.statements import Statements, changed_names
-from arrowstate.errors import EditConflictError, InvalidInputError
+from arrowstate.errors import CheckpointNotFoundError, CorruptDataError, EditConflictError, InvalidInputError
 from arrowstate.files.open_files import forget_open_files
-from arrowstate.log.entries import CommittedEntry
+from arrowstate.files.output_tables import BATCH_SUFFIX
+from arrowstate.files.reading import find_operator, find_state
+from arrowstate.files.savepoint import open_savepoint_place, recorded_savepoint
+from arrowstate.log.choosing import CheckpointReference, choose_checkpoint
+from arrowstate.log.collected import advise
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import CommittedEntry, content_of
 from arrowstate.log.leases import held_while_read
+from arrowstate.query.catalog import SqlName, quoted, resolve, sql_names
 from arrowstate.query.difference import difference
-from arrowstate_formats.documents import LogEntryDocument, encode
+from arrowstate.query.duckdb.sql_types import shown_table
+from arrowstate.query.reader import SnapshotReader
+from arrowstate.schema.descriptors import AggregatingStateDescriptor
+from arrowstate.schema.keys import key_columns
+from arrowstate.schema.layout import descriptor_of, key_schema_of
+from arrowstate.schema.row_streams import lasting_tables, read_rows
+from arrowstate.storage.base import Storage
+from arrowstate.table.columns import canonical_floats, columns_equal
+from arrowstate_formats.documents import LogEntryDocument, ParentDocument, encode
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
+
+Params: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
+Given: TypeAlias = Any
+"""A query, or rows: what `read_rows` takes, or a table of Arrow."""
 
 S = TypeVar("S")
 _TEXT_CHARACTERS = 2_000
 """How much of a statement the log keeps."""
 _MOST_STATEMENTS = 100
 """How many statements the log keeps."""
+_ELEMENTS = "_elements"
+"""The name of the elements of an operator state in the query of a statement."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class _Beginning:
     """What an edit begins with."""
 
-    base: LogEntryDocument
+    base: CommittedEntry
     "The checkpoint that is edited."
     newest: CommittedEntry
     "The newest entry of the store."
-    content: int
-    "The number of the entry that the store holds."
+    content: ParentDocument
+    "The entry whose content the store holds."
 
 
-@dataclass(frozen=True, slots=True)
-class EditSide(Generic[S]):
-    """What an edit needs of the store."""
-
-    commit: EditCommit
-    snapshot_of: Callable[[LogEntryDocument], S]
-    savepoint_of: Callable[[Overlay, LogEntryDocument, str | Path], S]
-    "Writes a checkpoint as a savepoint."
-    collect: Callable[[], Collected]
-    "Collects all but the newest checkpoint."
-    is_newest: Callable[[LogEntryDocument], bool]
-    "Whether the store holds nothing newer than a checkpoint."
-    savepoints: Callable[[], tuple[str, ...]]
-    begin_again: Callable[[], Beginning] | None
-    "Returns what an edit of the newest checkpoint begins with now; None where another one was asked for."
-    free_tag: Callable[[int, int], str]
-    "Returns the name of the tag for a checkpoint, given the id of the one that is made of it."
-
-
-class Edit(Statements, Generic[S]):
+class Edit(Generic[S]):
     """Changes to a checkpoint, none of which reaches the store before `commit`. Use it in a `with` block.
 
     Statements see what those before them did. A verb that raises has done nothing. What is written for the edit is in a
@@ -107,46 +115,79 @@ class Edit(Statements, Generic[S]):
 
     def __init__(
         self,
-        side: EditSide[S],
-        beginning: Beginning,
+        storage: Storage,
+        store_id: str,
         *,
+        checkpoint: CheckpointReference | None,
         to: str | Path | None,
         format: RunFormat,
         folder: str | Path | None,
+        clock_ms: Callable[[], int],
+        new_id: Callable[[], str],
+        snapshot: Callable[[Storage, str, LogEntryDocument], S],
     ) -> None:
+        self._storage = storage
+        self._store_id = store_id
+        self._checkpoint = checkpoint
         self._to = to
-        self._side = side
         self._format: RunFormat = format
         self._folder = folder
+        self._clock_ms = clock_ms
+        self._new_id = new_id
+        self._snapshot_of = snapshot
+        self._log = CommitLog(storage)
         self._held = ExitStack()
-        super().__init__(self._staging_of(beginning))
+        self._done: list[_Done] = []
+        self._was_read = False
+        self._is_open = True
+        self._begin(self._beginning())
 
-    def _staging_of(self, beginning: Beginning) -> Staging:
-        """Return a checkpoint that is as it was, to be changed; a lease holds what it was made of."""
-        commit = self._side.commit
-        self._content = beginning.content
-        self._started_at_ms = commit.clock_ms()
+    def _beginning(self) -> _Beginning:
+        """Return the checkpoint that is edited, the newest where none was asked for, and what the store holds."""
+        try:
+            history = self._log.history()
+            if self._checkpoint is None:
+                base = next(history.checkpoints(), None)
+            else:
+                base = self._log.get(choose_checkpoint(self._storage, self._checkpoint, log=self._log).number)
+        except CorruptDataError as error:
+            advise(error)
+            raise
+        content = content_of(history.newest)
+        if base is None or history.newest is None or content is None:
+            raise CheckpointNotFoundError(None, [])
+        return _Beginning(base, history.newest, content)
+
+    def _begin(self, beginning: _Beginning) -> None:
+        """Begin with a checkpoint that is as it was, to be changed; a lease holds what it was made of."""
+        self._begun = beginning
+        self._started_at_ms = self._clock_ms()
         with ExitStack() as held:
             held.enter_context(
                 held_while_read(
-                    commit.storage, beginning.base, holder="an edit", clock_ms=commit.clock_ms, new_id=commit.new_id
+                    self._storage, beginning.base, holder="an edit", clock_ms=self._clock_ms, new_id=self._new_id
                 )
             )
-            overlay = Overlay(commit.storage, self._folder)
+            overlay = Overlay(self._storage, self._folder)
             held.callback(overlay.close)
             self._held = held.pop_all()
-        return Staging(
+        self._staging = Staging(
             overlay,
-            commit.store_id,
-            beginning.base,
+            self._store_id,
+            beginning.base.document,
             beginning.newest,
             format=self._format,
-            clock_ms=commit.clock_ms,
-            new_id=commit.new_id,
+            clock_ms=self._clock_ms,
+            new_id=self._new_id,
         )
+        self._statements: list[Statement] = []
+        # What statements alone make of the properties of the checkpoint.
+        self._stated: dict[str, Any] = copy.deepcopy(self._base.properties)
+        self.properties: dict[str, Any] = copy.deepcopy(self._base.properties)
+        """What the checkpoint will have as its properties, for instance source offsets: JSON values, to be changed."""
 
     def __repr__(self) -> str:
-        return f"<Edit of checkpoint {self._base.checkpoint_id} of {self._side.commit.storage.url}>"
+        return f"<Edit of checkpoint {self._base.checkpoint_id} of {self._storage.url}>"
 
     def __enter__(self) -> Edit[S]:
         return self
@@ -160,6 +201,361 @@ class Edit(Statements, Generic[S]):
         """Give up what is not committed."""
         self._is_open = False
         self._held.close()
+
+    @property
+    def _base(self) -> LogEntryDocument:
+        return self._staging.base
+
+    @property
+    def checkpoint_id(self) -> int:
+        """The id of the checkpoint that is edited; a commit with retries may change it."""
+        return self._base.checkpoint_id or 0
+
+    @property
+    def snapshot(self) -> SnapshotReader:
+        """The checkpoint as the statements so far have made it: for queries, lookups and comparisons.
+
+        Rows and parameters that are given after it was asked for may be made of what was read, so `commit` does not
+        plan them again.
+        """
+        self._was_read = True
+        return self._snapshot()
+
+    def _snapshot(self) -> SnapshotReader:
+        self._check_open()
+        staging = self._staging
+        return SnapshotReader(staging.overlay, staging.store_id, staging.entry, clock_ms=staging.clock_ms)
+
+    # Rows
+
+    def update(
+        self,
+        state: str | tuple[str, str],
+        *,
+        set: Mapping[str, Any],
+        where: str | None = None,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        touch: bool = False,
+    ) -> int:
+        """Change columns of the rows that a condition holds for.
+
+        Accumulators of reducing and aggregating states are set, not added to. Elements of a list are known by `_seq`.
+
+        Parameters
+        ----------
+        state
+            `<operator uid>.<state>`, or a tuple of both; timers are states such as `<uid>.timers_event_time`. Operator
+            state too.
+        set
+            By column an expression in DuckDB's SQL over the columns of the row, or a number, a bool or None. A column
+            of the key, a namespace, a user key or a timestamp moves the row.
+        where
+            A condition in DuckDB's SQL; all rows without it. One that limits the key to values costs a lookup.
+        params
+            Values for `?` or `$name`; those in `set` come first.
+        touch
+            In a state with a time to live: whether rows count as updated now, rather than when they were.
+
+        Returns
+        -------
+        int
+            How many rows were changed.
+
+        Raises
+        ------
+        OperatorNotFoundError, StateNotFoundError
+            If there is no such state.
+        InvalidInputError
+            If there is no such column, DuckDB refuses an expression, two rows would have one key and entry, or the
+            column is part of a sketch.
+        NullKeyError, ValueTypeError
+            If a value does not fit its column.
+        """
+        given: Any = copy.copy(set)
+        params = copy.copy(params)
+
+        def done() -> Statement:
+            name = self._target(state)
+            if not isinstance(given, Mapping) or not given:
+                raise InvalidInputError(f"set names at least one column and what it becomes, got {given!r}")
+            assigned, condition = _parsed(given, where)
+            said = ", ".join(f"{column} = {value}" for column, value in given.items())
+            text = f"update {name.uid}.{name.state} set {said}"  # noqa: S608 (for people)
+            text += "" if where is None else f" where {where}"
+            return Statement(text, self._update(name, assigned, condition, params, touch=touch))
+
+        return self._do(done, has_values=bool(params))
+
+    def _update(
+        self, name: SqlName, assigned: Mapping[str, str], condition: str, params: Params, *, touch: bool
+    ) -> int:
+        form = self._staging.form(name)
+        _check_known(form.name, assigned, [item for item in form.columns if item not in form.sequence])
+        self._check_no_sketch(name, assigned)
+        moves = [column for column in assigned if column in (*form.key, *form.entry)]
+        # A row that moves is written whole.
+        beside = [column for column in form.values if moves and column not in assigned]
+        read = [*form.identity, *beside, *(form.updated_at if UPDATED_AT not in assigned else [])]
+        made = [f"({value}) as {quoted(f'_set_{number}')}" for number, value in enumerate(assigned.values())]
+        kept = [f"{quoted(column)} as {quoted(f'_was_{number}')}" for number, column in enumerate(read)]
+        # The values come first, so that parameters are counted from them.
+        table = self._select(name, [*made, *kept], condition, params)
+        given = {column: table.column(f"_set_{number}") for number, column in enumerate(assigned)}
+        was = {column: table.column(f"_was_{number}") for number, column in enumerate(read)}
+        if touch and form.updated_at:
+            was[UPDATED_AT] = pa.chunked_array([pa.nulls(table.num_rows, pa.int64())])
+        rows = form.rows(pa.table({**was, **given}))
+        if moves:
+            gone = form.rows(pa.table({column: was[column] for column in form.identity}), identity_only=True)
+            self._staging.change_rows(name, gone, _at_the_end(gone, rows), "insert")
+        else:
+            self._staging.change_rows(name, None, rows)
+        return table.num_rows
+
+    def delete(
+        self,
+        state: str | tuple[str, str],
+        *,
+        where: str,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+    ) -> int:
+        """Delete the rows that a condition holds for; `where="true"` deletes all.
+
+        Parameters and errors are those of `update`.
+
+        Returns
+        -------
+        int
+            How many rows were deleted.
+        """
+        params = copy.copy(params)
+
+        def done() -> Statement:
+            name = self._target(state)
+            _, condition = _parsed({}, where, needed=True)
+            form = self._staging.form(name)
+            table = self._select(name, [quoted(column) for column in form.identity], condition, params)
+            self._staging.change_rows(name, form.rows(table, identity_only=True), None)
+            return Statement(f"delete from {name.uid}.{name.state} where {where}", table.num_rows)  # noqa: S608
+
+        return self._do(done, has_values=bool(params))
+
+    def upsert(
+        self,
+        state: str | tuple[str, str],
+        rows: Given,
+        *,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        tables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> int:
+        """Write rows, each in the place of the one with its key and entry, if there is one.
+
+        Parameters
+        ----------
+        state
+            `<operator uid>.<state>`, or a tuple of both.
+        rows
+            A query in DuckDB's SQL; or a table, a frame of Polars or pandas, a dataset, a RecordBatchReader, a relation
+            of DuckDB, anything with the PyCapsule protocol, or an iterator of record batches, which is read once. They
+            have the columns that `to_arrow` returns. `_seq` of a list may be left out or null: then the element is
+            appended. So may `_updated_at` of a state with a time to live, in milliseconds: then a row is updated now.
+        params, tables
+            Values and tables for the query, as in `SnapshotReader.sql`.
+
+        Returns
+        -------
+        int
+            How many rows were written.
+
+        Raises
+        ------
+        InvalidInputError
+            If columns are missing or unknown, or two rows have one key and entry; other errors as for `update`.
+        """
+        return self._write(state, rows, "upsert", params, tables)
+
+    def insert(
+        self,
+        state: str | tuple[str, str],
+        rows: Given,
+        *,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        tables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> int:
+        """Write new rows; one whose key and entry there is already is refused. The rest is as for `upsert`.
+
+        Returns
+        -------
+        int
+            How many rows were written.
+        """
+        return self._write(state, rows, "insert", params, tables)
+
+    def delete_key(self, operator: str, keys: Any) -> int:
+        """Delete all that an operator holds of some keys: rows of every state, in all namespaces, windows and timers.
+
+        Parameters
+        ----------
+        operator
+            Its uid.
+        keys
+            An Arrow array or a sequence of the key's type; for a key of several columns a RecordBatch or StructArray.
+
+        Returns
+        -------
+        int
+            How many rows there were.
+
+        Raises
+        ------
+        OperatorNotFoundError
+            If there is no such operator.
+        KeyTypeError, NullKeyError
+            If a key does not fit.
+        """
+        self._check_open()
+        schema = self._key_of(operator)
+        columns = key_columns(keys, schema)
+        given = pa.RecordBatch.from_arrays(columns, schema=schema)
+        return self._do(lambda: self._delete_keys(operator, given), has_values=True)
+
+    def _delete_keys(self, operator: str, keys: pa.RecordBatch) -> Statement:
+        found = find_operator(self._staging.entry, operator)
+        columns = [canonical_floats(column) for column in key_columns(keys, self._key_of(operator))]
+        before = sum(found.live_rows(state.name) for state in found.states)
+        self._staging.clear_keys(operator, columns)
+        after = find_operator(self._staging.entry, operator)
+        rows = before - sum(after.live_rows(state.name) for state in after.states)
+        return Statement(f"delete {len(columns[0])} keys of {operator}", rows)
+
+    def _key_of(self, operator: str) -> pa.Schema:
+        found = find_operator(self._staging.entry, operator)
+        if not found.key:
+            raise InvalidInputError(f"operator {operator!r} has operator state only, which has no keys")
+        return key_schema_of(found.key)
+
+    def _write(
+        self,
+        state: str | tuple[str, str],
+        rows: Given,
+        rule: Literal["insert", "upsert"],
+        params: Params,
+        tables: Mapping[str, Any],
+    ) -> int:
+        self._check_open()
+        given = rows if isinstance(rows, str) else read_rows(rows)
+        params, tables = copy.copy(params), lasting_tables(tables)
+
+        def done() -> Statement:
+            name = self._target(state)
+            if isinstance(given, str):
+                table, source = self._fetched(given, params, tables), given
+            else:
+                table, source = given, "from a table"
+            form = self._staging.form(name)
+            form.check_columns(table.column_names)
+            written = form.rows(table)
+            self._staging.change_rows(name, None, written, rule)
+            return Statement(f"{rule} into {name.uid}.{name.state} {source}", len(written))
+
+        return self._do(done, has_values=not isinstance(given, str) or bool(params) or bool(tables))
+
+    def execute(self, script: str, *, tables: Mapping[str, Any] = MappingProxyType({})) -> int:
+        """Run a script of SQL: UPDATE, DELETE, INSERT, MERGE and what helps them, and take over what it changed.
+
+        Each state that the script names is a table of DuckDB with the columns of `to_arrow`, in a list `_seq`, with a
+        time to live `_updated_at`; key and entry are its primary key where DuckDB has one for their types. So the
+        states that it names are copied, whatever it changes. `counter.clicks at (version => 41)` is what a state was,
+        and `arrowstate.changes(...)` what changed, as in `SnapshotReader.sql`. Other names are those of `tables`, and
+        what the script makes. New elements of a list have no `_seq`, new rows need no `_updated_at`. Nothing but the
+        states is kept.
+
+        Parameters
+        ----------
+        script
+            Statements, each ended by `;`. They run in one transaction.
+        tables
+            Other tables, by name: whatever `upsert` takes as rows. Streams are read once, before the script runs.
+
+        Returns
+        -------
+        int
+            How many rows of states differ after it.
+
+        Raises
+        ------
+        InvalidInputError
+            If DuckDB refuses a statement; the message says which. Nothing is changed then, nor after any other error.
+        """
+        self._check_open()
+        tables = lasting_tables(tables)
+        return self._do(lambda: run_script(self._staging, self._snapshot(), script, tables), has_values=bool(tables))
+
+    # States and operators
+
+    def drop_state(self, operator: str, state: str) -> None:
+        """Leave a state out, whatever it holds, operator state too. No row is written again.
+
+        Raises
+        ------
+        OperatorNotFoundError, StateNotFoundError
+            If there is no such state.
+        """
+        text = f"drop state {operator}.{state}"
+        self._do_documents(text, lambda: self._staging.change_states(operator, drop=[state]))
+
+    def rename_state(self, operator: str, state: str, new: str) -> None:
+        """Give a state another name. No row is written again, but those of operator state.
+
+        Raises
+        ------
+        OperatorNotFoundError, StateNotFoundError, InvalidInputError
+            If there is no such state, or the name is taken or none.
+        """
+        text = f"rename state {operator}.{state} to {new}"
+        self._do_documents(text, lambda: self._staging.change_states(operator, rename={state: new}))
+
+    def drop_operator(self, operator: str) -> None:
+        """Leave an operator out, with all its states; OperatorNotFoundError if there is none."""
+        self._do_documents(f"drop operator {operator}", lambda: self._staging.drop_operator(operator))
+
+    def rename_operator(self, operator: str, new: str) -> None:
+        """Give an operator another uid, and what it emitted in the last micro-batch with it. No row is written again.
+
+        Raises
+        ------
+        OperatorNotFoundError, InvalidInputError
+            If there is no such operator, the uid is taken or none, or a job keeps rows under it for a sink.
+        """
+        text = f"rename operator {operator} to {new}"
+        self._do_documents(text, lambda: self._rename_operator(operator, new))
+
+    def _rename_operator(self, operator: str, new: str) -> None:
+        check_no_rows_kept(self.properties, operator)
+        before, properties, stated = self._staging.entry, self.properties, self._stated
+        beside = [item.uid for item in before.operators if item.uid == f"{operator}{BATCH_SUFFIX}"]
+        try:
+            for uid in (operator, *beside):
+                renamed = new + uid.removeprefix(operator)
+                self._staging.rename_operator(uid, renamed)
+                properties, stated = with_uid(properties, uid, renamed), with_uid(stated, uid, renamed)
+        except BaseException:
+            self._staging.entry = before
+            raise
+        self.properties, self._stated = properties, stated
+
+    def change_max_parallelism(self, operator: str, max_parallelism: int) -> None:
+        """Give an operator another number of key groups, 1 to 32768. No row is written again.
+
+        Raises
+        ------
+        OperatorNotFoundError, InvalidInputError
+            If there is no such operator, or it cannot have so many.
+        """
+        text = f"change max parallelism of {operator} to {max_parallelism}"
+        self._do_documents(text, lambda: self._staging.change_max_parallelism(operator, max_parallelism))
+
+    # What is done
 
     def plan(self) -> EditPlan:
         """Return what a commit would change.
@@ -227,7 +623,7 @@ class Edit(Statements, Generic[S]):
         """
         place = self._to if to is None else to
         retries = check_integer("retries", retries, 0)
-        if retries and (place is not None or self._side.begin_again is None):
+        if retries and (place is not None or self._to is not None or self._checkpoint is not None):
             raise InvalidInputError(
                 "retries are of edits of the newest checkpoint that are committed to the store: a savepoint has no "
                 "conflicts, and an edit of an older checkpoint takes the place of what came after it"
@@ -243,14 +639,13 @@ class Edit(Statements, Generic[S]):
 
     def _plan_again(self, conflict: EditConflictError) -> None:
         """Do the statements again on the newest checkpoint; nothing is planned any more if one fails."""
-        assert self._side.begin_again is not None, "only such an edit is tried again"
-        beginning = self._side.begin_again()
-        why_not = self._why_not_again(beginning.base.properties)
+        beginning = self._beginning()
+        why_not = self._why_not_again(beginning.base.document.properties)
         if why_not is not None:
             raise EditConflictError(conflict.edited, conflict.newest, conflict.is_fenced, why_not) from conflict
         self._held.close()
         try:
-            self._do_again(self._staging_of(beginning))
+            self._do_again(beginning)
         except BaseException:
             self.close()
             raise
@@ -260,11 +655,20 @@ class Edit(Statements, Generic[S]):
         if place is not None:
             if comment is not None:
                 raise InvalidInputError("a comment is kept in the log of the store, and a savepoint is not in it")
-            return self._side.savepoint_of(self._staging.overlay, entry, place)
-        if entry is self._base:
-            return self._side.snapshot_of(entry)
-        tag = self._side.free_tag(self._base.checkpoint_id or 0, entry.checkpoint_id or 0)
-        return self._side.snapshot_of(self._commit(entry, tag, comment))
+            staging, target = self._staging, open_savepoint_place(self._storage, place, create=True)
+            store_id, written = recorded_savepoint(
+                staging.overlay,
+                self._store_id,
+                entry,
+                target,
+                format="parquet",
+                new_id=self._new_id,
+                clock_ms=self._clock_ms,
+            )
+            return self._snapshot_of(target, store_id, written)
+        return self._snapshot_of(
+            self._storage, self._store_id, entry if entry is self._base else self._commit(entry, comment)
+        )
 
     def purge(self, *, comment: str | None = None, checked: Collection[str] = ()) -> PurgeReport:
         """Commit as `commit` does, and leave no deleted row in a file.
@@ -302,24 +706,24 @@ class Edit(Statements, Generic[S]):
         check_tables(self._staging.overlay, self._staging.entry, checked)
         rewritten = rewrite_dead_rows(self._staging)
         entry = self._entry()
-        if entry is self._base and not self._side.is_newest(entry):
+        if entry is self._base and self._begun.content.number != entry.number:
             # What is newer would stay in its place.
             entry = self._staging.entry
         if entry is not self._base:
-            entry = self._commit(entry, None, comment, purged=True)
+            entry = self._commit(entry, comment, purged=True)
         # Its own lease would keep what is to go.
         self.close()
-        collected = self._side.collect()
+        collected = collect_all(self._storage, clock_ms=self._clock_ms, new_id=self._new_id)
         # Local copies that this process has open are on the disk until it lets go of them.
         forget_open_files()
-        storage = self._side.commit.storage
+        storage = self._storage
         return PurgeReport(
             checkpoint_id=entry.checkpoint_id or 0,
             rewritten=len(rewritten),
             deleted=collected.deleted,
             deleted_bytes=collected.deleted_bytes,
             held_by=tuple(holders(storage, entry, collected.kept)),
-            savepoints=self._side.savepoints(),
+            savepoints=savepoints_in(storage),
             unreferenced=collected.unreferenced,
             tables=tuple(tables_left(storage, entry, checked)),
             notes=tuple(notes(collected.fences)),
@@ -337,9 +741,7 @@ class Edit(Statements, Generic[S]):
         encode(entry)
         return entry
 
-    def _commit(
-        self, entry: LogEntryDocument, tag: str | None, comment: str | None, *, purged: bool = False
-    ) -> LogEntryDocument:
+    def _commit(self, entry: LogEntryDocument, comment: str | None, *, purged: bool = False) -> LogEntryDocument:
         said: dict[str, Any] = {
             "edited_from": self._base.checkpoint_id,
             "statements": [
@@ -351,17 +753,129 @@ class Edit(Statements, Generic[S]):
             said["further_statements"] = len(self._statements) - _MOST_STATEMENTS
         said |= {} if comment is None else {"comment": comment}
         said |= {"purged": True} if purged else {}
-        committed = self._side.commit(
+        committed = commit_edit(
+            self._storage,
             self._staging.overlay,
-            self._base,
-            self._content,
+            self._begun.base,
+            self._begun.content,
             entry,
-            tag=tag,
-            audit=said,
+            keeps_base=not purged,
+            properties=said,
             started_at_ms=self._started_at_ms,
+            clock_ms=self._clock_ms,
+            new_id=self._new_id,
         )
         self._is_open = False
         return committed
+
+    # How
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise InvalidInputError("the edit is closed; begin another with store.edit()")
+
+    def _do(self, what: Callable[[], Statement], *, has_values: bool) -> int:
+        """Do what a statement says; `has_values` says whether it has values of the caller beside its text."""
+        self._check_open()
+        statement = what()
+        self._statements.append(statement)
+        self._done.append(_Done(what, may_hold_what_was_read=has_values and self._was_read))
+        return statement.rows or 0
+
+    def _do_documents(self, text: str, what: Callable[[], None]) -> None:
+        def done() -> Statement:
+            what()
+            return Statement(text, None)
+
+        self._do(done, has_values=False)
+
+    def _do_again(self, beginning: _Beginning) -> None:
+        """Do all statements on another checkpoint, and change the properties as they were changed."""
+        changed = {name: self.properties.get(name, _GONE) for name in changed_names(self._stated, self.properties)}
+        done, self._done = self._done, []
+        self._begin(beginning)
+        for item in done:
+            self._do(item.what, has_values=False)
+        for name, value in changed.items():
+            if value is _GONE:
+                self.properties.pop(name, None)
+            else:
+                self.properties[name] = value
+
+    def _why_not_again(self, newer: Mapping[str, Any]) -> str | None:
+        """Return why the statements cannot be done on a checkpoint with newer properties, None if they can."""
+        for item, statement in zip(self._done, self._statements, strict=True):
+            if item.may_hold_what_was_read:
+                return (
+                    f"{statement.text!r} has values given after the edit was read, which may be made of what was read"
+                )
+        both = changed_names(self._stated, self.properties) & changed_names(self._base.properties, newer)
+        return f"the property {min(both)!r} was changed meanwhile" if both else None
+
+    def _target(self, reference: str | tuple[str, str]) -> SqlName:
+        """Return the state that is meant; one of operator state and another may have one name."""
+        entry = self._staging.entry
+        names = sql_names(entry)
+        found = [name for name in names if reference in ((name.uid, name.state), f"{name.uid}.{name.state}")]
+        if not any(name.is_operator_state for name in found):
+            pair = resolve(entry, reference)
+            return next(name for name in found if (name.uid, name.state) == pair)
+        if len(found) > 1:
+            raise InvalidInputError(
+                f"{reference!r} fits {' and '.join(repr((name.uid, name.state)) for name in found)}, one of them "
+                f"operator state; a script knows them as {' and '.join(name.relation for name in found)}"
+            )
+        return found[0]
+
+    def _fetched(self, query: str, params: Params, tables: Mapping[str, Any] = MappingProxyType({})) -> pa.Table:
+        import duckdb
+
+        try:
+            return self._snapshot().sql(query, params=params, tables=tables).to_arrow_table()
+        except duckdb.Error as error:
+            raise InvalidInputError(str(error)) from error
+
+    def _select(self, name: SqlName, columns: Sequence[str], condition: str, params: Params) -> pa.Table:
+        relation, tables = name.relation, {}
+        if name.is_operator_state:
+            # SQL shows the entries of a map for each subtask, and no places of elements.
+            relation = _ELEMENTS
+            tables = {_ELEMENTS: shown_table(self._staging.operator_state(name).rows())}
+        query = f"select {', '.join(columns)} from {quoted(relation)} as {quoted(name.state)}"  # noqa: S608
+        return self._fetched(query + condition, params, tables)
+
+    def _check_no_sketch(self, name: SqlName, assigned: Mapping[str, str]) -> None:
+        """Refuse to set parts of a sketch, which no expression can make."""
+        if name.is_operator_state:
+            return
+        operator = find_operator(self._staging.entry, name.uid)
+        descriptor = descriptor_of(find_state(self._staging.entry, operator, name.state))
+        if not isinstance(descriptor, AggregatingStateDescriptor):
+            return
+        kind = descriptor.accumulator_type
+        parts = [field.name for field in kind] if pa.types.is_struct(kind) else []
+        if "sketch" in parts and any(column in parts for column in assigned):
+            raise InvalidInputError(
+                f"{name.uid}.{name.state} holds a sketch with what it sums up ({', '.join(parts)}), which an "
+                "expression cannot make; upsert whole rows of another checkpoint, or delete"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A statement, to be done again."""
+
+    what: Callable[[], Statement]
+    may_hold_what_was_read: bool
+    "Whether it has values that its caller may have made of what the edit held."
+
+
+_GONE = object()
+
+
+def changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Return the names of the properties that differ."""
+    return {name for name in {**before, **after} if before.get(name, _GONE) != after.get(name, _GONE)}
 
 
 def _changed_operator_states(before: LogEntryDocument, after: LogEntryDocument) -> Iterator[str]:
@@ -375,3 +889,50 @@ def _changed_operator_states(before: LogEntryDocument, after: LogEntryDocument) 
 def _changed_properties(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     changed = changed_names(before, after)
     return {name: (before.get(name), after.get(name)) for name in {**before, **after} if name in changed}
+
+
+def _parsed(assigned: Mapping[str, Any], where: str | None, *, needed: bool = False) -> tuple[dict[str, str], str]:
+    """Return what columns are set to and the condition, as parts of a query in this order."""
+    from arrowstate.query.duckdb.preparing import expressions
+
+    given: dict[str, Any] = {
+        f"what {column!r} is set to": _as_text(column, value) for column, value in assigned.items()
+    }
+    if needed or where is not None:
+        given["where"] = where
+    made = expressions(given)
+    condition = f" where ({made[-1]})" if "where" in given else ""
+    return dict(zip(assigned, made, strict=False)), condition
+
+
+def _as_text(column: str, value: Any) -> str:
+    """Return what a column is set to as a text of SQL."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return f"'{value}'::double"
+    if value is None or isinstance(value, bool | int | float):
+        return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    raise InvalidInputError(
+        f"{column!r} is set to an expression in SQL, such as 'total * 2', or to a number; got {value!r}: name it '?' "
+        "and give other values as params=[...]"
+    )
+
+
+def _at_the_end(gone: Rows, rows: Rows) -> Rows:
+    """Return rows that replace others, elements of a list that come to another one in their order behind all of it."""
+    if rows.sequence is None:
+        return rows
+    pairs = zip([*gone.key, *gone.entry], [*rows.key, *rows.entry], strict=True)
+    stay = np.logical_and.reduce([columns_equal(before, after) for before, after in pairs])
+    sequence = pc.if_else(pa.array(stay), rows.sequence, pa.scalar(None, pa.int64()))
+    order = np.argsort(rows.sequence.to_numpy(), kind="stable")
+    return replace(rows, sequence=sequence).take(order)
+
+
+def _check_known(name: str, assigned: Mapping[str, str], columns: Sequence[str]) -> None:
+    unknown = [column for column in assigned if column not in columns]
+    if unknown:
+        raise InvalidInputError(f"{name} has no column {unknown[0]!r} to set; it has {', '.join(columns)}")

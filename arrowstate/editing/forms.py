@@ -63,16 +63,26 @@ class Rows:
 class RowsForm:
     """The columns of a state, by what they are for."""
 
-    def __init__(self, name: str, layout: StateLayout) -> None:
+    def __init__(
+        self, name: str, layout: StateLayout, *, may_hold_nulls: bool | None = None, subtasks: int = 0
+    ) -> None:
         self.name = name
         self.layout = layout
         self.key = list(layout.key.names)
         self.entry = [field.name for field in layout.entry_fields]
         self.values = [field.name for field in layout.value_fields]
-        self.sequence = [SEQUENCE] if layout.is_list else []
+        # A list of structs that are operator state may have a field of this name.
+        self.sequence = [f"_{SEQUENCE}" if SEQUENCE in self.values else SEQUENCE] if layout.is_list else []
         self.updated_at = [UPDATED_AT] if layout.has_ttl else []
         fields = [*layout.key, *layout.entry_fields, *layout.value_fields]
-        self._types = {field.name: field.type for field in fields} | dict.fromkeys([SEQUENCE, UPDATED_AT], pa.int64())
+        beside = dict.fromkeys([*self.sequence, *self.updated_at], pa.int64())
+        self._types = {field.name: field.type for field in fields} | beside
+        is_map = layout.user_key_type is not None and not layout.is_timer
+        own = is_map or pa.types.is_struct(layout.value_type)
+        self.may_hold_nulls = own if may_hold_nulls is None else may_hold_nulls
+        """Whether a value may be null: in a map, and in fields of a struct."""
+        self.subtasks = subtasks
+        """Of an operator list state, whose key is the number of a subtask: how many there are."""
 
     @property
     def identity(self) -> list[str]:
@@ -85,14 +95,13 @@ class RowsForm:
         return [*self.identity, *self.values, *self.updated_at]
 
     @property
-    def may_hold_nulls(self) -> bool:
-        """Whether a value may be null: in a map, and in fields of a struct."""
-        layout = self.layout
-        is_map = layout.user_key_type is not None and not layout.is_timer
-        return is_map or pa.types.is_struct(layout.value_type)
+    def optional(self) -> list[str]:
+        """What rows may lack: then an element is appended, in operator state to the last subtask, a row updated now."""
+        return [*self.sequence, *self.updated_at, *(self.key if self.subtasks else [])]
 
-    def check_columns(self, given: list[str], *, optional: list[str]) -> None:
+    def check_columns(self, given: list[str]) -> None:
         """Refuse rows that lack a column, or have one that the state has not."""
+        optional = self.optional
         unknown = [name for name in given if name not in self.columns]
         missing = [name for name in self.columns if name not in given and name not in optional]
         if unknown or missing or len(set(given)) < len(given):
@@ -112,6 +121,8 @@ class RowsForm:
         kept = kept or {}
         names = self.identity if identity_only else self.columns
         columns = {name: self._column(table, name) for name in names if name in table.column_names}
+        if self.subtasks:
+            columns[self.key[0]] = self._of_subtasks(columns.get(self.key[0]), table.num_rows)
         for name in (*self.key, *self.entry):
             if columns[name].null_count:
                 raise NullKeyError(name, first_null(columns[name]))
@@ -127,11 +138,20 @@ class RowsForm:
         return Rows(
             [canonical_floats(columns[name]) for name in self.key],
             [canonical_floats(columns[name]) for name in self.entry],
-            columns.get(SEQUENCE, pa.nulls(table.num_rows, pa.int64())) if self.sequence else None,
+            columns.get(self.sequence[0], pa.nulls(table.num_rows, pa.int64())) if self.sequence else None,
             {name: columns[name] for name in self.values if name in columns},
             kept,
             columns.get(UPDATED_AT, pa.nulls(table.num_rows, pa.int64())) if self.updated_at else None,
         )
+
+    def _of_subtasks(self, numbers: pa.Array | None, count: int) -> pa.Array:
+        """Return the subtask of each row of operator state, the last one where none is given."""
+        last = pa.scalar(self.subtasks - 1, pa.int32())
+        numbers = pa.repeat(last, count) if numbers is None else numbers.fill_null(last)
+        beyond = numbers.filter(pc.or_(pc.less(numbers, 0), pc.greater(numbers, last)))
+        if len(beyond):
+            raise InvalidInputError(f"{self.name} is of subtasks 0 to {last}, got {beyond[0]}")
+        return numbers
 
     def _column(self, table: pa.Table, name: str) -> pa.Array:
         column = table.column(name).combine_chunks()

@@ -1,145 +1,115 @@
-"""Edits of operator state: lists and broadcast maps, which are small and rewritten whole.
+"""Operator state under the statements of an edit: a list or a broadcast map as the keyed state with the same columns.
 
-An element of a list is known by its subtask and its place there; an entry of a broadcast map by its key, and every
-subtask has the same of them.
+An element of a list is known by its subtask and its place there, `_seq`; an entry of a broadcast map by its key, and
+every subtask has the same of them. They are small: all of a state is read, and what changed of it is written whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from arrowstate.editing.forms import assigned
-from arrowstate.errors import InvalidInputError, NullKeyError
-from arrowstate.files.operator import FrozenOperatorState, read_part, write_operator_states
+from arrowstate.editing.applying import put_rows
+from arrowstate.editing.forms import RowsForm
+from arrowstate.errors import InvalidInputError
+from arrowstate.files.operator import FrozenOperatorState, OperatorStateTable, read_part, write_operator_states
 from arrowstate.files.output_tables import STATE
-from arrowstate.files.subtasks import whole_operator
-from arrowstate.query.duckdb.sql_types import SqlForm
-from arrowstate.schema.operator_state import BroadcastStateDescriptor, operator_descriptor_of, operator_state_schema
-from arrowstate.schema.types import first_null
+from arrowstate.files.subtasks import whole_state
+from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.operator_state import (
+    BroadcastStateDescriptor,
+    as_keyed_state,
+    has_column_per_field,
+    operator_descriptor_of,
+    operator_state_schema,
+)
+from arrowstate.state.base import KeyedState
+from arrowstate.state.current_key import KeyContext
+from arrowstate.state.kinds.list import ListState
+from arrowstate.state.kinds.value import ValueState
 from arrowstate.storage.base import Storage
 from arrowstate.table import kernels
-from arrowstate_formats.documents import OperatorDocument
-from arrowstate_formats.key_hash import hash_columns
-
-SUBTASK = "_subtask"
-PLACE = "_place"
-"""Where an element is in the list of its subtask."""
+from arrowstate.table.table import Table
+from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
+from arrowstate_formats.key_groups import KeyGroupRange
 
 
-class OperatorRows:
-    """The elements of an operator state as a table that statements change."""
+class EditedOperatorState:
+    """An operator state of a checkpoint, to be changed."""
 
-    def __init__(self, storage: Storage, operator: OperatorDocument, name: str) -> None:
+    def __init__(self, storage: Storage, entry: LogEntryDocument, operator: OperatorDocument, name: str) -> None:
+        document = next(state for state in operator.operator_states if state.name == name)
         self._storage = storage
-        self._operator = whole_operator(storage, operator)
-        self._document = next(state for state in self._operator.operator_states if state.name == name)
-        self._descriptor = operator_descriptor_of(self._document)
-        stored = operator_state_schema(self._descriptor)
-        kind = stored.field(-1).type
-        self.is_map = isinstance(self._descriptor, BroadcastStateDescriptor)
-        self._is_flat = pa.types.is_struct(kind) and not self.is_map
-        self.fields: list[pa.Field] = list(kind) if self._is_flat else list(stored)
-        self.name = f"{operator.uid}.{name}"
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns that a statement may read and write."""
-        return [field.name for field in self.fields]
-
-    @property
-    def is_output(self) -> bool:
-        """Whether it holds the rows that an operator emitted, whose numbers readers go on from."""
-        return not self._operator.key and self._document.name == STATE
-
-    def table(self) -> pa.Table:
-        """Return the elements as SQL shows them; those of a map once."""
-        parts = []
-        count = 1 if self.is_map else len(self._document.parts)
-        schema = pa.schema([pa.field(SUBTASK, pa.int64()), pa.field(PLACE, pa.int64()), *self.fields])
-        for number in range(count):
-            part = read_part(self._storage, self._document, number)
-            columns = part.column(0).flatten() if self._is_flat else part.columns
-            numbers = pa.array(np.full(part.num_rows, number, dtype=np.int64))
-            places = pa.array(np.arange(part.num_rows, dtype=np.int64))
-            parts.append(pa.RecordBatch.from_arrays([numbers, places, *columns], schema=_nullable(schema)))
-        form = SqlForm(_nullable(schema))
-        return pa.Table.from_batches([form(part) for part in parts], form.schema)
-
-    def stored(self, table: pa.Table) -> pa.Table:
-        """Return columns of `fields` that a statement made, in the stored types."""
-        out = {}
-        for field in self.fields:
-            if field.name not in table.column_names:
-                continue
-            column = table.column(field.name).combine_chunks()
-            column = column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
-            out[field.name] = assigned(column, field.type, f"{self.name}.{field.name}")
-            required = not field.nullable or (len(self.fields) == 1 and not self._is_flat)
-            if required and out[field.name].null_count:
-                row = first_null(out[field.name])
-                if self.is_map:
-                    raise NullKeyError(field.name, row)
-                raise InvalidInputError(f"an element of {self.name} must not be null, that of row {row} is")
-        beside = {name: table.column(name).cast(pa.int64()) for name in (SUBTASK, PLACE) if name in table.column_names}
-        return pa.table({**beside, **out})
-
-    def written(self, rows: pa.Table, *, new_id: Callable[[], str]) -> OperatorDocument:
-        """Return the operator with these rows, in the columns of `table` and the stored types, in this state.
-
-        Rows without a subtask are those of the last one; rows of a subtask are in the order of their place, and those
-        without one behind them.
-        """
-        count = len(self._document.parts)
-        subtasks = pc.fill_null(rows.column(SUBTASK), count - 1).to_numpy()
-        beyond = subtasks[(subtasks < 0) | (subtasks >= count)]
-        if beyond.size:
-            raise InvalidInputError(f"{self.name} is of subtasks 0 to {count - 1}, got {int(beyond[0])}")
-        places = pc.fill_null(rows.column(PLACE), np.iinfo(np.int64).max).to_numpy()
-        parts = []
-        for number in range(count):
-            chosen = np.arange(rows.num_rows) if self.is_map else np.flatnonzero(subtasks == number)
-            chosen = chosen[np.argsort(places[chosen], kind="stable")]
-            parts.append(self._part(rows.take(pa.array(chosen))))
-        others = [
-            [self._untouched(state.name, number) for state in self._operator.operator_states] for number in range(count)
-        ]
-        frozen = [
-            [
-                FrozenOperatorState(self._descriptor, part) if item.descriptor.name == self._document.name else item
-                for item in of_subtask
-            ]
-            for part, of_subtask in zip(parts, others, strict=True)
-        ]
-        states = write_operator_states(
-            self._storage, self._operator.uid, frozen, new_id=new_id, paths=[], previous=self._operator
+        self._operator = operator
+        self._table = OperatorStateTable(storage, entry, whole_state(storage, operator.uid, document))
+        self._descriptor = self._table.descriptor
+        self._is_map = isinstance(self._descriptor, BroadcastStateDescriptor)
+        self._is_flat = has_column_per_field(self._descriptor)
+        self._count = len(self._table.document.parts)
+        self._key, self._keyed = as_keyed_state(self._descriptor)
+        self.form = RowsForm(
+            f"{operator.uid}.{name}",
+            StateLayout.of(self._key, self._keyed),
+            may_hold_nulls=self._is_map or self._is_flat,
+            subtasks=0 if self._is_map else self._count,
         )
-        return replace(self._operator, operator_states=states)
 
-    def _part(self, rows: pa.Table) -> pa.RecordBatch:
+    def rows(self) -> pa.Table:
+        """Return the elements in the columns of the form, as they are stored; those of a map once."""
+        form = self.form
+        tables = []
+        for number in range(1 if self._is_map else self._count):
+            table = pa.Table.from_batches([self._table.part(number)])
+            if not self._is_map:
+                table = table.append_column(form.sequence[0], pa.array(np.arange(table.num_rows, dtype=np.int64)))
+            tables.append(table.select(form.columns))
+        return pa.concat_tables(tables)
+
+    def changed(self, change: Callable[[KeyedState[Any]], None], new_id: Callable[[], str]) -> OperatorDocument:
+        """Return the operator with this state as it is after a change."""
+        state = self._empty()
+        put_rows(state, self.form.rows(self.rows()), "insert", None)
+        before = self._in_order(state)
+        change(state)
+        rows = self._in_order(state)
+        name = self._table.document.name
+        if not self._operator.key and name == STATE and not before.columns[1:3] == rows.columns[1:3]:
+            raise InvalidInputError(
+                f"{self.form.name} holds rows that were emitted, and readers go on from their numbers: they may be "
+                "updated, and none added or deleted"
+            )
+        return _written(self._storage, self._operator, {name: self._parts(rows)}, new_id)
+
+    def _empty(self) -> KeyedState[Any]:
+        """Return a state without rows; its key may have a name that keys of users have not."""
+        key = pa.schema([field.with_name("key") for field in self._key])
+        context = KeyContext(key, 1, KeyGroupRange(0, 0), lambda: 0)
+        layout = self.form.layout
+        kind = ValueState if self._is_map else ListState
+        return kind(self._keyed, layout, Table(layout.schema, 1), context)  # type: ignore[arg-type]
+
+    def _in_order(self, state: KeyedState[Any]) -> pa.Table:
+        """Return all rows: elements by subtask and place, entries of a map by the hash of their keys."""
+        rows = pa.Table.from_batches(state.live_batches(), state.layout.schema).combine_chunks()
+        if self._is_map:
+            return rows.take(pa.array(kernels.sort_by_hash(rows.column(0).to_numpy())[1]))
+        return rows.take(pa.array(np.lexsort([rows.column(1).to_numpy(), rows.column(2).to_numpy()])))
+
+    def _parts(self, rows: pa.Table) -> list[FrozenOperatorState]:
         schema = operator_state_schema(self._descriptor)
-        columns = [_whole(rows.column(field.name)) for field in self.fields]
+        columns = [_one(column) for column in rows.columns[1 if self._is_map else 3 :]]
         if self._is_flat:
             columns = [pa.StructArray.from_arrays(columns, fields=list(schema.field(0).type))]
-        if self.is_map:
-            hashes = hash_columns(columns[:1])
-            sorted_hashes, order = kernels.sort_by_hash(hashes)
-            columns = [column.take(pa.array(order)) for column in columns]
-            # Equal keys have equal hashes, so they are neighbours; few others are.
-            for place in np.flatnonzero(sorted_hashes[1:] == sorted_hashes[:-1]):
-                if columns[0][int(place)] == columns[0][int(place) + 1]:
-                    raise InvalidInputError(
-                        f"two rows of {self.name} have the key {columns[0][int(place)].as_py()!r}; a map has one"
-                    )
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-    def _untouched(self, name: str, number: int) -> FrozenOperatorState:
-        document = next(state for state in self._operator.operator_states if state.name == name)
-        return FrozenOperatorState(operator_descriptor_of(document), read_part(self._storage, document, number))
+        whole = pa.RecordBatch.from_arrays(columns, schema=schema)
+        if self._is_map:
+            return [FrozenOperatorState(self._descriptor, whole)] * self._count
+        cuts = np.searchsorted(rows.column(2).to_numpy(), np.arange(self._count + 1))
+        return [FrozenOperatorState(self._descriptor, whole[low:high]) for low, high in pairwise(cuts)]
 
 
 def with_other_names(
@@ -154,29 +124,35 @@ def with_other_names(
     kept = [state for state in operator.operator_states if state.name not in drop]
     if not kept and not operator.key:
         raise InvalidInputError(f"operator {operator.uid!r} has no other state; drop_operator drops it")
-    named = [operator_descriptor_of(replace(state, name=rename.get(state.name, state.name))) for state in kept]
-    subtasks = [
-        [
-            FrozenOperatorState(
-                descriptor,
-                pa.RecordBatch.from_arrays(
-                    read_part(storage, state, number).columns, schema=operator_state_schema(descriptor)
-                ),
-            )
-            for state, descriptor in zip(kept, named, strict=True)
-        ]
-        for number in range(max((len(state.parts) for state in kept), default=0))
-    ]
-    states = []
-    if subtasks:
-        states = write_operator_states(storage, operator.uid, subtasks, new_id=new_id, paths=[], previous=operator)
+    changed = {}
+    for state in kept:
+        if state.name in rename:
+            descriptor = operator_descriptor_of(replace(state, name=rename[state.name]))
+            schema = operator_state_schema(descriptor)
+            parts = [read_part(storage, state, number).columns for number in range(len(state.parts))]
+            changed[state.name] = [
+                FrozenOperatorState(descriptor, pa.RecordBatch.from_arrays(columns, schema=schema)) for columns in parts
+            ]
+    return _written(storage, replace(operator, operator_states=kept), changed, new_id)
+
+
+def _written(
+    storage: Storage,
+    operator: OperatorDocument,
+    changed: Mapping[str, Sequence[FrozenOperatorState]],
+    new_id: Callable[[], str],
+) -> OperatorDocument:
+    """Return an operator some of whose operator states have other parts, which are written."""
+    written = {
+        name: write_operator_states(
+            storage, operator.uid, [[part] for part in parts], new_id=new_id, paths=[], previous=operator
+        )
+        for name, parts in changed.items()
+    }
+    states = [document for state in operator.operator_states for document in written.get(state.name, [state])]
     return replace(operator, operator_states=states)
 
 
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(True) for field in schema])
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def _one(column: pa.ChunkedArray) -> pa.Array:
     combined = column.combine_chunks()
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)

@@ -7,12 +7,14 @@ not, every run of such a file is written without them, in every subtask that rea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow.compute as pc
 
+from arrowstate.checkpoints.importing import IMPORTED_FROM
 from arrowstate.editing.staging import Staging
 from arrowstate.errors import InvalidInputError
 from arrowstate.files.output_tables import STATE
@@ -20,11 +22,16 @@ from arrowstate.files.reading import store_key, subtask_runs
 from arrowstate.files.savepoint_rows import cutoff_of
 from arrowstate.files.subtasks import restored_watermark, subtasks_of, whole_operators
 from arrowstate.html import table_html
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.expiry import UPDATED_COLUMN
 from arrowstate.query.state import StateReader
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.storage.base import Storage
 from arrowstate.table.run import Run
+from arrowstate.upkeep.collection import recorded_collection
+from arrowstate.upkeep.collection_plan import plan_collection
+from arrowstate.upkeep.planned import DEFAULT_GRACE_MS
+from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorStateDocument, RunDocument
 
 _DEAD_LETTERS = "_dead_letters"
@@ -146,6 +153,46 @@ def _content(holder: Holder) -> list[str]:
 
 def _and(texts: Sequence[str]) -> str:
     return " and ".join([*([", ".join(texts[:-1])] if texts[1:] else []), texts[-1]])
+
+
+def collect_all(storage: Storage, *, clock_ms: Callable[[], int], new_id: Callable[[], str]) -> Collected:
+    """Collect all checkpoints but the newest; return what was deleted, and what is left."""
+    log = CommitLog(storage)
+    imported = (fence.properties.get(IMPORTED_FROM) for fence in _fences(log))
+    imported_from = tuple(dict.fromkeys(str(said["url"]) for said in imported if isinstance(said, dict)))
+    plan = plan_collection(
+        storage, RetentionPolicy(count=1), now_ms=clock_ms(), grace_ms=DEFAULT_GRACE_MS, clock_ms=clock_ms
+    )
+    report = recorded_collection(storage, plan, clock_ms=clock_ms, new_id=new_id)
+    newest = log.latest_checkpoint()
+    kept = []
+    for item in plan.kept:
+        if newest is not None and item.entry_number == newest.number:
+            continue
+        found = log.get(item.entry_number)
+        if found is not None:
+            kept.append((found.document, item.reasons or ("others before and after it are kept",)))
+    return Collected(
+        deleted=report.deleted_count,
+        deleted_bytes=report.deleted_bytes,
+        kept=kept,
+        fences=_fences(log),
+        # What was spared somebody has begun to hold meanwhile.
+        unreferenced=len(plan.waiting) + len(plan.foreign) + len(report.spared),
+        imported_from=imported_from,
+    )
+
+
+def _fences(log: CommitLog) -> list[LogEntryDocument]:
+    """Return the entries of the log that say who opened the store, and what was edited."""
+    entries = log.many(chain.from_iterable(log.ranges()))
+    return [entry.document for _, entry in entries if entry is not None and entry.document.kind == "fence"]
+
+
+def savepoints_in(storage: Storage) -> tuple[str, ...]:
+    """Return the names of the savepoints inside a store."""
+    paths = storage.list("savepoints/")
+    return tuple(sorted({path.split("/")[1] for path in paths if path.count("/") >= 2}))
 
 
 def holders(

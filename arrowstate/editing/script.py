@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
-from arrowstate.editing.forms import RowsForm
-from arrowstate.editing.operator_states import PLACE, SUBTASK, OperatorRows
 from arrowstate.editing.plan import Statement
+from arrowstate.editing.staging import Staging
 from arrowstate.errors import InvalidInputError
 from arrowstate.query.catalog import SqlName, quoted, sql_names
+from arrowstate.query.duckdb.sql_types import shown_table
+from arrowstate.query.reader import SnapshotReader
 
 if TYPE_CHECKING:
     import duckdb
-
-    from arrowstate.editing.verbs import Verbs
 
 _SHOWN_CHARACTERS = 200
 _FETCHED_ROWS = 10_000
@@ -29,7 +27,7 @@ _VIEW = "base table"
 """What DuckDB says can be changed, where a script has another name for a state and finds its view."""
 
 
-def run_script(verbs: Verbs, script: str, tables: Mapping[str, Any]) -> Statement:
+def run_script(staging: Staging, snapshot: SnapshotReader, script: str, tables: Mapping[str, Any]) -> Statement:
     """Run a script, and write what it changed; errors as for `Edit.execute`."""
     import duckdb
 
@@ -38,20 +36,20 @@ def run_script(verbs: Verbs, script: str, tables: Mapping[str, Any]) -> Statemen
 
     if not isinstance(script, str):
         raise InvalidInputError(f"a script is a text of statements in SQL, got {script!r}")
-    relations = {name.relation.lower() for name in sql_names(verbs.staging.entry)}
+    relations = {name.relation.lower() for name in sql_names(staging.entry)}
     taken = [name for name in tables if name.lower() in relations]
     if taken:
         raise InvalidInputError(f"a table cannot be named {taken[0]!r}, as a state is; give it another name")
     watch = Watch(lambda _: None)
-    connection = verbs.snapshot.connected(watch)
+    connection = snapshot.connected(watch)
     try:
-        connection.execute(f"set temp_directory = {_text(str(verbs.staging.overlay.folder))}")
+        connection.execute(f"set temp_directory = {_text(str(staging.overlay.folder))}")
         connection.execute("set python_enable_replacements = false")
-        prepared, _ = prepare(script, None, connection, verbs.snapshot.other_tables(connection, watch))
+        prepared, _ = prepare(script, None, connection, snapshot.other_tables(connection, watch))
         mentioned = pairs_of_names(prepared)
-        names = sql_names(verbs.staging.entry)
+        names = sql_names(staging.entry)
         named = [name for name in names if (name.schema.lower(), name.view.lower()) in mentioned]
-        copied = [_copied(verbs, connection, name) for name in named]
+        copied = [_Copied(staging, connection, name) for name in named]
         for name, table in tables.items():
             connection.register(name, table)
         connection.begin()
@@ -66,7 +64,7 @@ def run_script(verbs: Verbs, script: str, tables: Mapping[str, Any]) -> Statemen
                 hint = "; a state is named by its operator and its name, as in op.state" if _VIEW in str(error) else ""
                 said = InvalidInputError(f"statement {number} of the script, {shown!r}: {error}{hint}")
                 raise watch.failure() or said from error
-        rows = _taken_over(verbs, connection, copied)
+        rows = _taken_over(staging, connection, copied)
     except duckdb.Error as error:
         raise watch.failure() or InvalidInputError(f"the script: {error}") from error
     finally:
@@ -88,20 +86,22 @@ def _checked(statements: list[duckdb.Statement]) -> list[duckdb.Statement]:
     return statements
 
 
-class _Keyed:
-    """A keyed state as a table."""
+class _Copied:
+    """A state as a table."""
 
-    def __init__(self, verbs: Verbs, connection: duckdb.DuckDBPyConnection, name: SqlName) -> None:
+    def __init__(self, staging: Staging, connection: duckdb.DuckDBPyConnection, name: SqlName) -> None:
         self._name = name
-        self._form: RowsForm = verbs.form(name.uid, name.state)
+        self._form = staging.form(name)
         self._before = quoted(name.relation)
         self._table = f"{quoted(name.schema)}.{quoted(name.view)}"
+        if name.is_operator_state:
+            connection.register(name.relation, shown_table(staging.operator_state(name).rows()))
         columns = ", ".join(map(quoted, self._form.columns))
         connection.execute(f"drop view {self._table}")
         connection.execute(f"create table {self._table} as select {columns} from {self._before}")  # noqa: S608
         self._is_unique = not self._form.sequence and _has_primary_key(connection, self._table, self._form.identity)
 
-    def taken_over(self, verbs: Verbs, connection: duckdb.DuckDBPyConnection) -> int:
+    def taken_over(self, staging: Staging, connection: duckdb.DuckDBPyConnection) -> int:
         """Write the rows that differ; return how many do."""
         form = self._form
         _check_columns(connection, self._table, form.name, form.columns)
@@ -134,7 +134,7 @@ class _Keyed:
             },
         )
         removed = form.rows(gone, identity_only=True)
-        verbs.staging.exchange(self._name.uid, self._name.state, removed, rows, "upsert")
+        staging.change_rows(self._name, removed, rows, "upsert")
         return len(rows) + len(removed)
 
     def _in_order(self) -> str:
@@ -154,62 +154,13 @@ class _Keyed:
             raise InvalidInputError(f"after the script {self._form.name} has two rows of {said}{more}")
 
 
-class _OfOperator:
-    """An operator state as a table."""
-
-    def __init__(self, verbs: Verbs, connection: duckdb.DuckDBPyConnection, name: SqlName) -> None:
-        self._name = name
-        self._rows: OperatorRows = verbs.operator_rows(name.uid, name.state)
-        self._table = f"{quoted(name.schema)}.{quoted(name.view)}"
-        self._columns = [*([] if self._rows.is_map else [SUBTASK, PLACE]), *self._rows.columns]
-        self._before = self._rows.table().select(self._columns)
-        columns = ", ".join(map(quoted, self._columns))
-        connection.execute(f"drop view {self._table}")
-        connection.register("_elements", self._before)
-        connection.execute(f"create table {self._table} as select {columns} from _elements")  # noqa: S608
-        connection.unregister("_elements")
-        if self._rows.is_map:
-            _has_primary_key(connection, self._table, self._rows.columns[:1])
-
-    def taken_over(self, verbs: Verbs, connection: duckdb.DuckDBPyConnection) -> int:
-        """Write the elements if they differ; return how many do."""
-        _check_columns(connection, self._table, self._rows.name, self._columns)
-        names = ", ".join(map(quoted, self._columns))
-        after = connection.sql(f"select {names} from {self._table} order by rowid").to_arrow_table()  # noqa: S608
-        connection.register("_elements", self._before)
-        count = "select count(*) from (from {} except all from {})"
-        made = f"(select {names} from {self._table})"  # noqa: S608
-        came, went = (
-            connection.sql(count.format(*pair)).fetchall()[0][0] for pair in ((made, "_elements"), ("_elements", made))
-        )
-        if not came and not went:
-            return 0
-        if self._rows.is_output and not np.array_equal(_places(after), _places(self._before)):
-            raise InvalidInputError(
-                f"{self._rows.name} holds rows that were emitted, and readers go on from their numbers: they may be "
-                "updated, and none added or deleted"
-            )
-        stored = self._rows.stored(after)
-        for column in (SUBTASK, PLACE):
-            if column not in stored.column_names:
-                stored = stored.append_column(column, pa.nulls(stored.num_rows, pa.int64()))
-        # Other states of the operator may have been written since.
-        now = verbs.operator_rows(self._name.uid, self._name.state)
-        verbs.staging.replace_operator(now.written(stored, new_id=verbs.staging.new_id))
-        return max(came, went)
-
-
-def _copied(verbs: Verbs, connection: duckdb.DuckDBPyConnection, name: SqlName) -> _Keyed | _OfOperator:
-    return (_OfOperator if name.is_operator_state else _Keyed)(verbs, connection, name)
-
-
-def _taken_over(verbs: Verbs, connection: duckdb.DuckDBPyConnection, copied: list[_Keyed | _OfOperator]) -> int:
+def _taken_over(staging: Staging, connection: duckdb.DuckDBPyConnection, copied: list[_Copied]) -> int:
     """Write what differs in all tables, or nothing."""
-    before = verbs.staging.entry
+    before = staging.entry
     try:
-        return sum(table.taken_over(verbs, connection) for table in copied)
+        return sum(table.taken_over(staging, connection) for table in copied)
     except BaseException:
-        verbs.staging.entry = before
+        staging.entry = before
         raise
 
 
@@ -236,11 +187,6 @@ def _check_columns(connection: duckdb.DuckDBPyConnection, table: str, name: str,
             f"the script gives {name} the columns {', '.join(have)}; it has {', '.join(columns)}, which an edit "
             "does not change: a restore with another descriptor does"
         )
-
-
-def _places(table: pa.Table) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    columns = [table.column(name).fill_null(-1).to_numpy() for name in (SUBTASK, PLACE)]
-    return np.stack([column[np.lexsort(columns)] for column in columns])
 
 
 def _text(value: str) -> str:

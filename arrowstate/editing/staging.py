@@ -14,15 +14,17 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from arrowstate.editing.applying import Rule, put_rows, remove_rows
-from arrowstate.editing.forms import Rows
-from arrowstate.editing.operator_states import with_other_names
+from arrowstate.editing.applying import Rule, exchange_rows
+from arrowstate.editing.forms import Rows, RowsForm
+from arrowstate.editing.operator_states import EditedOperatorState, with_other_names
 from arrowstate.editing.overlay import Overlay
 from arrowstate.errors import InvalidInputError, StateNotFoundError
-from arrowstate.files.reading import find_operator
+from arrowstate.files.reading import find_operator, find_state
 from arrowstate.files.subtasks import whole_operator
 from arrowstate.files.writing import FrozenState, write_subtask
 from arrowstate.log.entries import CommittedEntry, next_checkpoint
+from arrowstate.query.catalog import SqlName
+from arrowstate.schema.layout import StateLayout, descriptor_of, key_schema_of
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.backend.restoring import restore_backend
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, SubtaskDocument
@@ -91,25 +93,42 @@ class Staging:
 
     # Rows
 
-    def put(self, uid: str, name: str, rows: Rows, rule: Rule) -> None:
-        """Write rows of a state; errors as for `put_rows`."""
-        now = self._time_of_update(uid, name)
-        self._change_rows(uid, rows, lambda backend, own: put_rows(backend.states[name], own, rule, now))
+    def form(self, name: SqlName) -> RowsForm:
+        """Return the columns of a state."""
+        operator = find_operator(self.entry, name.uid)
+        if name.is_operator_state:
+            return self.operator_state(name).form
+        document = find_state(self.entry, operator, name.state)
+        return RowsForm(
+            f"{name.uid}.{name.state}", StateLayout.of(key_schema_of(operator.key), descriptor_of(document))
+        )
 
-    def remove(self, uid: str, name: str, rows: Rows) -> None:
-        """Remove rows of a state."""
-        self._change_rows(uid, rows, lambda backend, own: remove_rows(backend.states[name], own))
+    def operator_state(self, name: SqlName) -> EditedOperatorState:
+        """Return an operator state as it is now."""
+        operator = whole_operator(self.overlay, find_operator(self.entry, name.uid))
+        return EditedOperatorState(self.overlay, self.entry, operator, name.state)
 
-    def exchange(self, uid: str, name: str, gone: Rows, rows: Rows, rule: Rule) -> None:
-        """Remove rows of a state and then write others."""
-        now = self._time_of_update(uid, name)
-        operator = whole_operator(self.overlay, find_operator(self.entry, uid))
+    def change_rows(self, name: SqlName, gone: Rows | None, rows: Rows | None, rule: Rule = "update") -> None:
+        """Remove rows of a state, and then write others; errors as for `put_rows`."""
+        if not gone and not rows:
+            return
+        if name.is_operator_state:
+            changed = self.operator_state(name).changed(
+                lambda state: exchange_rows(state, gone, rows, rule, None), self.new_id
+            )
+            self._replace({name.uid: changed})
+            return
+        operator = whole_operator(self.overlay, find_operator(self.entry, name.uid))
+        now = self._time_of_update(operator, name.state)
         layout = _Layout.of(operator)
-        of_gone, of_rows = layout.subtasks_of(gone.key), layout.subtasks_of(rows.key)
+        of_gone, of_rows = (
+            np.empty(0, np.int64) if not part else layout.subtasks_of(part.key) for part in (gone, rows)
+        )
 
         def change(backend: KeyedStateBackend, number: int) -> None:
-            remove_rows(backend.states[name], gone.take(np.flatnonzero(of_gone == number)))
-            put_rows(backend.states[name], rows.take(np.flatnonzero(of_rows == number)), rule, now)
+            own_gone = gone and gone.take(np.flatnonzero(of_gone == number))
+            own_rows = rows and rows.take(np.flatnonzero(of_rows == number))
+            exchange_rows(backend.states[name.state], own_gone, own_rows, rule, now)
 
         self._change(operator, np.union1d(of_gone, of_rows).tolist(), change)
 
@@ -129,17 +148,7 @@ class Staging:
         operator = whole_operator(self.overlay, find_operator(self.entry, uid))
         self._change(operator, range(len(operator.subtasks)), lambda backend, _: change(backend))
 
-    def _change_rows(self, uid: str, rows: Rows, change: Callable[[KeyedStateBackend, Rows], None]) -> None:
-        operator = whole_operator(self.overlay, find_operator(self.entry, uid))
-        numbers = _Layout.of(operator).subtasks_of(rows.key)
-        self._change(
-            operator,
-            np.unique(numbers).tolist(),
-            lambda backend, number: change(backend, rows.take(np.flatnonzero(numbers == number))),
-        )
-
-    def _time_of_update(self, uid: str, name: str) -> int | None:
-        operator = find_operator(self.entry, uid)
+    def _time_of_update(self, operator: OperatorDocument, name: str) -> int | None:
         ttl = next(state.time_to_live for state in operator.states if state.name == name)
         return self.entry.watermark if ttl is not None and ttl.clock == "event_time" else self.clock_ms()
 
@@ -202,10 +211,6 @@ class Staging:
             )
         changed = self._written(operator, range(count), lambda *_: None, parallelism=count, maximum=max_parallelism)
         self._replace({uid: changed})
-
-    def replace_operator(self, operator: OperatorDocument) -> None:
-        """Put a document in the place of that of its uid."""
-        self._replace({operator.uid: operator})
 
     # How
 

@@ -14,10 +14,13 @@ from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileEr
 from arrowstate.files.reading import find_operator
 from arrowstate.files.streams import CheckpointStreamFactory, never
 from arrowstate.files.subtasks import whole_state
+from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit import delete_quietly
 from arrowstate.schema.operator_state import (
+    SUBTASK_COLUMN,
     BroadcastStateDescriptor,
     OperatorStateDescriptor,
+    has_column_per_field,
     operator_descriptor_of,
     operator_state_schema,
 )
@@ -31,8 +34,6 @@ from arrowstate_formats.documents import (
     decode_inline,
 )
 from arrowstate_formats.run_files import INLINE_BYTES, checksum
-
-_SUBTASK_COLUMN = "_subtask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +170,37 @@ def _bytes_of(storage: Storage, part: OperatorPartDocument, path: str) -> bytes:
     return data
 
 
+class OperatorStateTable:
+    """The elements of an operator state as rows, part by part.
+
+    Columns: `_subtask` int32; for a broadcast state `<state>_key`; and `<state>`, or for a list of structs one column
+    per field.
+    """
+
+    def __init__(self, storage: Storage, entry: LogEntryDocument, document: OperatorStateDocument) -> None:
+        self._storage = storage
+        self._entry = entry
+        self.document = document
+        self.descriptor = operator_descriptor_of(document)
+        self._is_flat = has_column_per_field(self.descriptor)
+        fields = list(self.descriptor.type if self._is_flat else operator_state_schema(self.descriptor))
+        self.schema = pa.schema(
+            [pa.field(SUBTASK_COLUMN, pa.int32()), *(field.with_nullable(True) for field in fields)]
+        )
+
+    def part(self, number: int) -> pa.RecordBatch:
+        """Return the elements of one part, with all columns."""
+        with reading_checkpoint(self._storage, self._entry):
+            part = read_part(self._storage, self.document, number)
+        values = part.column(0).flatten() if self._is_flat else part.columns
+        numbers = pa.repeat(pa.scalar(number, pa.int32()), part.num_rows)
+        return pa.RecordBatch.from_arrays([numbers, *values], schema=self.schema)
+
+
 def operator_state_table(storage: Storage, entry: LogEntryDocument, uid: str, name: str) -> pa.Table:
-    """Return an operator state of all subtasks."""
+    """Return an operator state of all subtasks, each element as one value."""
     document = find_operator_state(storage, entry, uid, name)
-    subtask = pa.field(_SUBTASK_COLUMN, pa.int32(), nullable=False)
+    subtask = pa.field(SUBTASK_COLUMN, pa.int32(), nullable=False)
     schema = pa.schema([subtask, *operator_state_schema(operator_descriptor_of(document))])
     batches = []
     for number in range(len(document.parts)):

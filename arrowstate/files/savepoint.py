@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_args
 
 from arrowstate.errors import ArrowStateError, CheckpointCancelledError, InvalidInputError, StoreNotFoundError
@@ -33,10 +34,12 @@ from arrowstate.log.entries import HINT_PATH, STORE_PATH, open_store_document, p
 from arrowstate.schema.operator_state import operator_descriptor_of
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.storage.base import Storage
+from arrowstate.storage.registry import open_storage, options_beside
 from arrowstate.table.run import Run
-from arrowstate.telemetry.records import PartRecord
+from arrowstate.telemetry.records import PartRecord, recorded
 from arrowstate_formats.document_base import wide
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, StateRunsDocument, SubtaskDocument
+from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 from arrowstate_formats.state_columns import fields_of_run, time_column
@@ -65,6 +68,49 @@ class _Operator:
     subtask: Callable[[int], _Subtask]
     operator_states: Callable[[], Sequence[Sequence[FrozenOperatorState]]]
     "Returns the operator states of each subtask."
+
+
+def savepoint_place(store: Storage, name_or_path: str | Path) -> str:
+    """Return the path or URL of a savepoint: of the folder `savepoints/<name>` of a store, or what was given."""
+    place = str(name_or_path)
+    return place if "/" in place else f"{store.url.rstrip('/')}/savepoints/{check_savepoint_name(place)}"
+
+
+def open_savepoint_place(
+    store: Storage, name_or_path: str | Path, options: Mapping[str, Any] | None = None, *, create: bool = False
+) -> Storage:
+    """Open the place of a savepoint; by default with the options of the store, for one in the same object storage."""
+    place = savepoint_place(store, name_or_path)
+    return open_storage(
+        place, create=create, storage_options=options_beside(store, place) if options is None else options
+    )
+
+
+def recorded_savepoint(
+    storage: Storage,
+    store_id: str,
+    entry: LogEntryDocument,
+    target: Storage,
+    *,
+    format: RunFormat,
+    new_id: Callable[[], str],
+    clock_ms: Callable[[], int],
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[str, LogEntryDocument]:
+    """Write a checkpoint as a savepoint, and tell listeners of it; return the identity of that store and its entry."""
+    with recorded("savepoint", storage.url, clock_ms(), checkpoint_id=entry.checkpoint_id) as recording:
+        written = write_savepoint(
+            storage,
+            store_id,
+            entry,
+            target,
+            format=format,
+            new_id=new_id,
+            clock_ms=clock_ms,
+            progress=progress,
+            wrote=recording.parts.append,
+        )
+    return open_store_document(target).store_id, written
 
 
 def write_savepoint(

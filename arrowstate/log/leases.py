@@ -40,7 +40,7 @@ _RENEWALS = 3
 @contextmanager
 def held_while_read(
     storage: Storage,
-    entry: LogEntryDocument,
+    checkpoint: LogEntryDocument | CommittedEntry,
     *,
     holder: str,
     clock_ms: Callable[[], int],
@@ -51,10 +51,11 @@ def held_while_read(
     A savepoint needs no lease: it is kept until it is disposed of. A store that can be read and not written to is read
     without one, and warned about.
     """
+    entry = checkpoint.document if isinstance(checkpoint, CommittedEntry) else checkpoint
     if entry.kind == "savepoint":
         yield
         return
-    found = CommitLog(storage).get(entry.number)
+    found = checkpoint if isinstance(checkpoint, CommittedEntry) else CommitLog(storage).get(entry.number)
     if found is None or found.document.commit_id != entry.commit_id:
         raise _not_found(storage, entry)
     try:

@@ -177,6 +177,11 @@ def put_tag(
         return True
 
 
+def read_tag(storage: Storage, name: str) -> Pin | None:
+    """Return a tag, None if there is none of this name."""
+    return _read_pin(storage, f"{TAG_FOLDER}{name}.json", strict=True)
+
+
 def delete_tag(storage: Storage, name: str) -> None:
     """Remove a tag; what it kept is dropped by the next collection that does not keep it for another reason."""
     path = f"{TAG_FOLDER}{check_tag_name(name)}.json"

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from arrowstate.errors import CorruptDataError, IncompatibleStateError, InvalidInputError
 from arrowstate.schema.conversion import converter
+from arrowstate.schema.descriptors import ListStateDescriptor, ValueStateDescriptor
 from arrowstate.schema.evolution import SchemaEvolution, evolve
 from arrowstate.schema.fields import fresh_field
 from arrowstate.schema.keys import check_key_schema
@@ -100,6 +101,10 @@ class BroadcastStateDescriptor:
 
 OperatorStateDescriptor = OperatorListStateDescriptor | BroadcastStateDescriptor
 
+SUBTASK_COLUMN = "_subtask"
+"""The number of the part that an element is in: of the subtask that had it, where each subtask has a part."""
+_SUBTASK = pa.schema([pa.field(SUBTASK_COLUMN, pa.int32(), nullable=False)])
+
 
 def operator_state_schema(descriptor: OperatorStateDescriptor) -> pa.Schema:
     """Return the columns of a part: `<state>`, in a broadcast state after its key `<state>_key`."""
@@ -107,6 +112,28 @@ def operator_state_schema(descriptor: OperatorStateDescriptor) -> pa.Schema:
         key = pa.field(f"{descriptor.name}_key", descriptor.key_type, nullable=False)
         return pa.schema([key, pa.field(descriptor.name, descriptor.type)])
     return pa.schema([pa.field(descriptor.name, descriptor.type, nullable=False)])
+
+
+def has_column_per_field(descriptor: OperatorStateDescriptor) -> bool:
+    """Whether a table shows the fields of an element as columns: those of structs in a list."""
+    names = [item.name for item in descriptor.type] if pa.types.is_struct(descriptor.type) else []
+    return bool(names) and not isinstance(descriptor, BroadcastStateDescriptor) and SUBTASK_COLUMN not in names
+
+
+def as_keyed_state(
+    descriptor: OperatorStateDescriptor,
+) -> tuple[pa.Schema, ListStateDescriptor | ValueStateDescriptor]:
+    """Return the key and the keyed state that have the columns of its table: so whatever edits those edits it too.
+
+    The elements of a list are those of the key `_subtask`; a map has one value per key, as it is the same everywhere.
+    """
+    kind = descriptor.type
+    if not has_column_per_field(descriptor):
+        # One level of a struct becomes columns.
+        kind = pa.struct([pa.field(descriptor.name, kind)])
+    if isinstance(descriptor, BroadcastStateDescriptor):
+        return operator_state_schema(descriptor).remove(1), ValueStateDescriptor(descriptor.name, kind)
+    return _SUBTASK, ListStateDescriptor(descriptor.name, kind)
 
 
 def operator_descriptor_of(document: OperatorStateDocument) -> OperatorStateDescriptor:

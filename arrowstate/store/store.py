@@ -7,7 +7,7 @@ import datetime
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -18,24 +18,22 @@ from arrowstate.bootstrap.planning import AskedStates
 from arrowstate.bootstrap.tables import DEFAULT_BUDGET_BYTES, TableFill, fill_operators, plan_table
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.checkpoints.handles import SubtaskWriter
-from arrowstate.checkpoints.importing import IMPORTED_FROM, ClaimMode, import_checkpoint
+from arrowstate.checkpoints.importing import ClaimMode, import_checkpoint
 from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.rollback import roll_back
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id, now_ms
-from arrowstate.editing.committing import EditCommit
-from arrowstate.editing.edit import Beginning, Edit, EditSide
-from arrowstate.editing.purging import Collected
+from arrowstate.editing.edit import Edit
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
 from arrowstate.files.disposal import dispose_savepoint
 from arrowstate.files.references import ReferenceReader
-from arrowstate.files.savepoint import write_savepoint
+from arrowstate.files.savepoint import open_savepoint_place, recorded_savepoint, savepoint_place
 from arrowstate.files.validation import Validation, check_validation, readable
 from arrowstate.html import table_html
 from arrowstate.log.choosing import CheckpointReference, choose_checkpoint, tags_of
 from arrowstate.log.collected import advise, reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.log.entries import CommittedEntry, content_of, create_store, open_store_document
+from arrowstate.log.entries import CommittedEntry, create_store, open_store_document
 from arrowstate.log.leases import DEFAULT_LEASE_MS, CheckpointLease, held_while_read
 from arrowstate.log.pins import delete_tag, put_tag
 from arrowstate.query.difference import Difference
@@ -47,7 +45,7 @@ from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.writer import StoreWriter
 from arrowstate.telemetry.records import Listener, recorded
 from arrowstate.ui.serving import Page, open_page
-from arrowstate.upkeep.collection import CollectionReport, apply_collection
+from arrowstate.upkeep.collection import CollectionReport, recorded_collection
 from arrowstate.upkeep.collection_plan import check_grace, plan_collection
 from arrowstate.upkeep.compaction import StoreCompactionPlan, apply_store_compaction, plan_store_compaction
 from arrowstate.upkeep.planned import DEFAULT_GRACE_MS, CollectionPlan
@@ -411,7 +409,10 @@ class StateStore:
 
     def snapshot_of(self, entry: LogEntryDocument) -> Snapshot:
         """Return the snapshot that a log entry of this store stands for."""
-        return Snapshot(self._readable, self.store_id, entry, clock_ms=self.clock_ms)
+        return self._snapshot_in(self._readable, self.store_id, entry)
+
+    def _snapshot_in(self, storage: Storage, store_id: str, entry: LogEntryDocument) -> Snapshot:
+        return Snapshot(storage, store_id, entry, clock_ms=self.clock_ms)
 
     def _chosen(self, checkpoint: CheckpointReference | None) -> Snapshot:
         return self.latest() if checkpoint is None else self.snapshot(checkpoint)
@@ -689,10 +690,8 @@ class StateStore:
         )
         side = StoreSide(
             snapshot_of=self.snapshot_of,
-            savepoint_of=lambda target, entry: Snapshot(
-                target, open_store_document(target).store_id, entry, clock_ms=self.clock_ms
-            ),
-            open_place=lambda place, options: self._open_beside(self._savepoint_place(place), options, create=True),
+            savepoint_of=lambda target, entry: self._snapshot_in(target, open_store_document(target).store_id, entry),
+            open_place=partial(open_savepoint_place, self.storage, create=True),
         )
         return StoreWriter(writer, side, compaction, on_checkpoint)
 
@@ -787,7 +786,7 @@ class StateStore:
         ({'offset': 42}, [{'user': 'ann', 'city': 'Rome'}])
         """
         if not isinstance(source, Snapshot):
-            storage = self._open_beside(self._savepoint_place(source), storage_options)
+            storage = open_savepoint_place(self.storage, source, storage_options)
             source = StateStore(storage, open_store_document(storage).store_id).latest()
         with recorded("import", self.url, self.clock_ms()) as recording:
             entry = import_checkpoint(
@@ -815,7 +814,7 @@ class StateStore:
         tuple[str, ...]
             The paths of the files that were deleted.
         """
-        place = self._savepoint_place(name_or_path)
+        place = savepoint_place(self.storage, name_or_path)
         options = options_beside(self.storage, place) if storage_options is None else storage_options
         return dispose_savepoint(place, storage_options=options, clock_ms=self.clock_ms)
 
@@ -1021,34 +1020,17 @@ class StateStore:
         ...     edit.commit(comment="a typo").to_arrow("people.city").to_pylist()
         [{'user': 'ann', 'city': 'Rome'}]
         """
-        commit = EditCommit(
-            self.storage, self.store_id, self.clock_ms, self.new_id, tag=self.tag, untag=self.untag, tags=self.tags
+        return Edit(
+            self.storage,
+            self.store_id,
+            checkpoint=checkpoint,
+            to=to,
+            format=format,
+            folder=folder,
+            clock_ms=self.clock_ms,
+            new_id=self.new_id,
+            snapshot=self._snapshot_in,
         )
-        side = EditSide(
-            commit=commit,
-            snapshot_of=self.snapshot_of,
-            savepoint_of=lambda overlay, entry, place: self._write_savepoint(
-                overlay, entry, self._open_beside(self._savepoint_place(place), None, create=True), "parquet"
-            ),
-            collect=self._collect_all,
-            is_newest=lambda entry: entry.number == self.latest().entry.number,
-            savepoints=self._own_savepoints,
-            free_tag=self._free_tag,
-            begin_again=self._beginning if checkpoint is None and to is None else None,
-        )
-        return Edit(side, self._beginning(checkpoint), to=to, format=format, folder=folder)
-
-    def _beginning(self, checkpoint: CheckpointReference | None = None) -> Beginning:
-        """Return what an edit of a checkpoint begins with, by default of the newest."""
-        while True:
-            base = self._chosen(checkpoint).entry
-            newest = self._log.latest()
-            content = content_of(newest)
-            assert newest is not None, "there is a checkpoint"
-            assert content is not None, "there is a checkpoint"
-            # What was committed between the two looks must not lose its place to an edit that has not seen it.
-            if checkpoint is not None or base.number == content.number:
-                return Beginning(base, newest, content.number)
 
     def savepoint(
         self,
@@ -1104,14 +1086,24 @@ class StateStore:
         [{'user': 'ann', 'city': 'Rome'}]
         """
         snapshot = self._chosen(checkpoint)
-        target = self._open_beside(self._savepoint_place(name_or_path), storage_options, create=True)
+        target = open_savepoint_place(self.storage, name_or_path, storage_options, create=True)
         with (
             held_while_read(
                 self.storage, snapshot.entry, holder="a savepoint", clock_ms=self.clock_ms, new_id=self.new_id
             ),
             reading_checkpoint(self.storage, snapshot.entry),
         ):
-            return self._write_savepoint(self._readable, snapshot.entry, target, format, progress)
+            store_id, written = recorded_savepoint(
+                self._readable,
+                self.store_id,
+                snapshot.entry,
+                target,
+                format=format,
+                new_id=self.new_id,
+                clock_ms=self.clock_ms,
+                progress=progress,
+            )
+        return self._snapshot_in(target, store_id, written)
 
     def rollback(self, checkpoint: CheckpointReference, *, comment: str | None = None) -> Snapshot:
         """Make an older checkpoint the newest again, without copying a file.
@@ -1163,78 +1155,6 @@ class StateStore:
             new_id=self.new_id,
         )
         return self.snapshot_of(entry)
-
-    def _write_savepoint(
-        self,
-        storage: Storage,
-        entry: LogEntryDocument,
-        target: Storage,
-        format: RunFormat,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Snapshot:
-        """Write a checkpoint whose files are read from a storage as a savepoint."""
-        with recorded("savepoint", self.url, self.clock_ms(), checkpoint_id=entry.checkpoint_id) as recording:
-            written = write_savepoint(
-                storage,
-                self.store_id,
-                entry,
-                target,
-                format=format,
-                new_id=self.new_id,
-                clock_ms=self.clock_ms,
-                progress=progress,
-                wrote=recording.parts.append,
-            )
-        return Snapshot(target, open_store_document(target).store_id, written, clock_ms=self.clock_ms)
-
-    def _savepoint_place(self, name_or_path: str | Path) -> str:
-        place = str(name_or_path)
-        return place if "/" in place else f"{self.url.rstrip('/')}/savepoints/{check_savepoint_name(place)}"
-
-    def _open_beside(self, place: str, storage_options: Mapping[str, Any] | None, *, create: bool = False) -> Storage:
-        options = options_beside(self.storage, place) if storage_options is None else storage_options
-        return open_storage(place, create=create, storage_options=options)
-
-    def _collect_all(self) -> Collected:
-        """Collect all checkpoints but the newest; return what was deleted, and what is left."""
-        imported = (fence.properties.get(IMPORTED_FROM) for fence in self._fences())
-        imported_from = tuple(dict.fromkeys(str(said["url"]) for said in imported if isinstance(said, dict)))
-        collection = self.collect(RetentionPolicy(count=1))
-        report = collection.apply()
-        newest = self.latest().entry.number
-        kept = []
-        for item in collection.plan.kept:
-            if item.entry_number == newest:
-                continue
-            found = self._log.get(item.entry_number)
-            if found is not None:
-                kept.append((found.document, item.reasons or ("others before and after it are kept",)))
-        plan = collection.plan
-        return Collected(
-            deleted=report.deleted_count,
-            deleted_bytes=report.deleted_bytes,
-            kept=kept,
-            fences=self._fences(),
-            # What was spared somebody has begun to hold meanwhile.
-            unreferenced=len(plan.waiting) + len(plan.foreign) + len(report.spared),
-            imported_from=imported_from,
-        )
-
-    def _fences(self) -> list[LogEntryDocument]:
-        """Return the entries of the log that say who opened the store, and what was edited."""
-        entries = self._log.many(chain.from_iterable(self._log.ranges()))
-        return [entry.document for _, entry in entries if entry is not None and entry.document.kind == "fence"]
-
-    def _own_savepoints(self) -> tuple[str, ...]:
-        """Return the names of the savepoints inside the store."""
-        paths = self.storage.list("savepoints/")
-        return tuple(sorted({path.split("/")[1] for path in paths if path.count("/") >= 2}))
-
-    def _free_tag(self, edited: int, made: int) -> str:
-        """Return the name under which an edited checkpoint is kept; that of an attempt that died serves again."""
-        have = self.tags()
-        names = [f"before-edit-{made}", *(f"before-edit-{made}-{number}" for number in range(2, len(have) + 3))]
-        return next(name for name in names if have.get(name, edited) == edited)
 
 
 class Lease(CheckpointLease):
@@ -1325,12 +1245,7 @@ class Collection:
             those of the plan that are needed again.
         """
         store = self._store
-        now_ms = store.clock_ms()
-        with recorded("collection", store.url, now_ms) as recording:
-            report = apply_collection(store.storage, self.plan, now_ms=now_ms, new_id=store.new_id)
-            recording.files_deleted = report.deleted_count
-            recording.bytes_deleted = report.deleted_bytes
-        return report
+        return recorded_collection(store.storage, self.plan, clock_ms=store.clock_ms, new_id=store.new_id)
 
 
 class Compaction:

@@ -23,6 +23,7 @@ from arrowstate.log.entries import CommittedEntry, path_of
 from arrowstate.log.pins import put_retention_lease
 from arrowstate.storage.base import Storage, many_deletions
 from arrowstate.storage.parallel import delete_all
+from arrowstate.telemetry.records import recorded
 from arrowstate.upkeep.collection_plan import all_taken, files_at_risk, plan_collection, settled_look
 from arrowstate.upkeep.planned import DEFAULT_PORTIONS, NEVER_NEEDED, CollectionPlan, Portions
 from arrowstate.upkeep.portions import collect_portions, delete_entries
@@ -51,6 +52,18 @@ class CollectionReport:
     "How many files were deleted in all portions."
     deleted_bytes: int = 0
     "How many bytes they had, as far as documents tell."
+
+
+def recorded_collection(
+    storage: Storage, plan: CollectionPlan, *, clock_ms: Callable[[], int], new_id: Callable[[], str]
+) -> CollectionReport:
+    """Apply a plan, and tell listeners of it."""
+    now_ms = clock_ms()
+    with recorded("collection", storage.url, now_ms) as recording:
+        report = apply_collection(storage, plan, now_ms=now_ms, new_id=new_id)
+        recording.files_deleted = report.deleted_count
+        recording.bytes_deleted = report.deleted_bytes
+    return report
 
 
 def apply_collection(

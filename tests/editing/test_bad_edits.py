@@ -151,11 +151,11 @@ BAD = {
     "keys of nobody": (lambda edit: edit.delete_key("nope", ["ann"]), OperatorNotFoundError, "nope"),
     "null element": (update("op.offsets", {"offsets": None}), InvalidInputError, "must not be null"),
     "element of a type": (update("op.offsets", {"offsets": "'x'"}), ValueTypeError, "must be int64"),
-    "rules onto one": (update("op.rules", {"rules_key": "'r9'"}), InvalidInputError, "the key 'r9'"),
+    "rules onto one": (update("op.rules", {"rules_key": "'r9'"}), InvalidInputError, "two rows have rules_key='r9'"),
     "a rule again": (
         upsert("op.rules", rows(rules_key=["r1"], rules=[1]), "insert"),
         InvalidInputError,
-        "the key 'r1'",
+        "rules_key='r1' already",
     ),
     "subtask too high": (upsert("op.offsets", rows(_subtask=[9], offsets=[9])), InvalidInputError, "0 to 0, got 9"),
     "subtask below": (upsert("op.offsets", rows(_subtask=[-1], offsets=[9])), InvalidInputError, "0 to 0, got -1"),

@@ -39,6 +39,7 @@ from arrowstate.schema.descriptors import (
     TimeToLive,
 )
 from arrowstate.schema.operator_state import (
+    SUBTASK_COLUMN,
     BroadcastStateDescriptor,
     OperatorListStateDescriptor,
     OperatorStateDescriptor,
@@ -370,7 +371,7 @@ class _Operator:
             kept = pc.is_valid(table.column("value"))
             if isinstance(descriptor, BroadcastStateDescriptor):
                 # Every subtask has the same; one of them is enough.
-                subtasks = table.column("_subtask")
+                subtasks = table.column(SUBTASK_COLUMN)
                 first = pc.equal(subtasks, pc.min(subtasks))
                 table = table.filter(first)
                 known = table.column("key").is_valid()
@@ -382,7 +383,7 @@ class _Operator:
                 continue
             lost = table.num_rows - (pc.sum(kept).as_py() or 0)
             table = table.filter(kept)
-            numbers = table.column("_subtask").to_numpy() if table.num_rows else np.empty(0, dtype=np.int64)
+            numbers = table.column(SUBTASK_COLUMN).to_numpy() if table.num_rows else np.empty(0, dtype=np.int64)
             if numbers.size and numbers.max() >= count:
                 numbers = np.sort(numbers * count // (int(numbers.max()) + 1))
             for number, part in enumerate(parts):

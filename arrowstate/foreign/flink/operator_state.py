@@ -20,6 +20,7 @@ from arrowstate.foreign.flink.serializers.composites import ListOf, StructOf
 from arrowstate.foreign.flink.serializers.program import Bytes, Ints, Tape, UndecodableError
 from arrowstate.foreign.flink.snappy import MAX_STREAM_BYTES, decompressed
 from arrowstate.foreign.flink.source_positions import SPLIT, SPLITS, split_column
+from arrowstate.schema.operator_state import SUBTASK_COLUMN
 
 
 def operator_schema(info: StateInfo) -> pa.Schema:
@@ -33,12 +34,12 @@ def operator_schema(info: StateInfo) -> pa.Schema:
         fallible = fallible or key.fallible
     opaque = is_always_opaque(value)
     if _is_of_splits(info):
-        return pa.schema([pa.field("value", SPLIT), pa.field("_subtask", pa.int32())])
+        return pa.schema([pa.field("value", SPLIT), pa.field(SUBTASK_COLUMN, pa.int32())])
     metadata = {"flink.class": ", ".join(value.opaque)} if value.opaque else None
     fields.append(pa.field("value", pa.binary() if opaque else value.arrow, metadata=metadata))
     if fallible and (info.backend_kind == "broadcast" or not opaque):
         fields.append(pa.field("_raw", pa.binary()))
-    return pa.schema([*fields, pa.field("_subtask", pa.int32())])
+    return pa.schema([*fields, pa.field(SUBTASK_COLUMN, pa.int32())])
 
 
 def operator_batch(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from arrowstate.files.operator import OperatorStateTable
 from arrowstate.files.subtasks import whole_state
 from arrowstate.query.catalog import SqlName, history_names, sql_names
 from arrowstate.query.duckdb.dataset import Source, StateSource
 from arrowstate.query.duckdb.history import HistorySource
-from arrowstate.query.duckdb.operator_state import OperatorStateRows, OperatorStateSource
+from arrowstate.query.duckdb.operator_state import OperatorStateSource
 from arrowstate.query.expiry import Seen
 from arrowstate.query.state import StateReader
 from arrowstate.storage.base import Storage
@@ -27,7 +28,7 @@ def sources_of(
         if not name.is_operator_state:
             return StateSource(reader(name.uid, name.state), seen)
         document = whole_state(storage, *documents[name.uid, name.state])
-        return OperatorStateSource(name.uid, OperatorStateRows(storage, entry, document))
+        return OperatorStateSource(name.uid, OperatorStateTable(storage, entry, document))
 
     return {name: source(name) for name in sql_names(entry)} | history_sources(storage)
 

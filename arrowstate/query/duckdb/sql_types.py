@@ -59,6 +59,12 @@ class SqlForm:
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema([self.schema.field(name) for name in names]))
 
 
+def shown_table(table: pa.Table) -> pa.Table:
+    """Return a table in its form for SQL."""
+    form = SqlForm(table.schema)
+    return pa.Table.from_batches(map(form, table.to_batches()), form.schema)
+
+
 def distinct_names(names: Sequence[str], taken: Iterable[str] = ()) -> list[str]:
     """Return for each name one that differs from all others, and from those taken, in more than case.
 

@@ -14,10 +14,9 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.files.operator import find_operator_state
+from arrowstate.files.operator import OperatorStateTable, find_operator_state
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.duckdb.history import HISTORY_TABLES, history_table
-from arrowstate.query.duckdb.operator_state import OperatorStateRows
 from arrowstate.spark.read.options import StorePlace, check_options, choose_columns, open_checkpoint, open_read_storage
 from arrowstate.spark.read.states import check_schema
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
@@ -62,7 +61,7 @@ class OperatorStatePlan:
         check_options(options, OPERATOR_STATE_OPTIONS, f"an operator state, as {state!r} is,")
         storage, entry = open_checkpoint(options)
         document = find_operator_state(storage, entry, options["operator"], state)
-        columns = OperatorStateRows(storage, entry, document).schema
+        columns = OperatorStateTable(storage, entry, document).schema
         names = choose_columns(options, columns.names, f"operator state {state!r}")
         assert entry.checkpoint_id is not None, "a fence is never read"
         return cls(
@@ -105,8 +104,8 @@ class OperatorStateTableReader(DataSourceReader):
         entry = CommitLog(storage).checkpoint(plan.checkpoint_id)
         document = find_operator_state(storage, entry, plan.operator, plan.state)
         target = schema_for_spark(plan.schema)
-        part = OperatorStateRows(storage, entry, document).part(partition.subtask).select(target.names)
-        for batch in part.to_batches(max_chunksize=_BATCH_ROWS):
+        part = OperatorStateTable(storage, entry, document).part(partition.subtask).select(target.names)
+        for batch in pa.Table.from_batches([part]).to_batches(max_chunksize=_BATCH_ROWS):
             yield batch_for_spark(batch, target, f"operator state {plan.state!r}")
 
 
