@@ -20,11 +20,11 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.files.operator import FrozenOperatorState, OperatorStateTable, read_part, write_operator_states
 from arrowstate.files.output_tables import STATE
 from arrowstate.files.subtasks import whole_state
-from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.descriptors import ListStateDescriptor, ValueStateDescriptor
 from arrowstate.schema.operator_state import (
     BroadcastStateDescriptor,
-    as_keyed_state,
     has_column_per_field,
+    keyed_layout,
     operator_descriptor_of,
     operator_state_schema,
 )
@@ -51,10 +51,9 @@ class EditedOperatorState:
         self._is_map = isinstance(self._descriptor, BroadcastStateDescriptor)
         self._is_flat = has_column_per_field(self._descriptor)
         self._count = len(self._table.document.parts)
-        self._key, self._keyed = as_keyed_state(self._descriptor)
         self.form = RowsForm(
             f"{operator.uid}.{name}",
-            StateLayout.of(self._key, self._keyed),
+            keyed_layout(self._descriptor),
             may_hold_nulls=self._is_map or self._is_flat,
             subtasks=0 if self._is_map else self._count,
         )
@@ -86,12 +85,15 @@ class EditedOperatorState:
         return _written(self._storage, self._operator, {name: self._parts(rows)}, new_id)
 
     def _empty(self) -> KeyedState[Any]:
-        """Return a state without rows; its key may have a name that keys of users have not."""
-        key = pa.schema([field.with_name("key") for field in self._key])
-        context = KeyContext(key, 1, KeyGroupRange(0, 0), lambda: 0)
+        """Return a state of the same columns without rows, whatever their names: users' own begin with no `_`."""
         layout = self.form.layout
-        kind = ValueState if self._is_map else ListState
-        return kind(self._keyed, layout, Table(layout.schema, 1), context)  # type: ignore[arg-type]
+        context = KeyContext(
+            pa.schema([field.with_name("key") for field in layout.key]), 1, KeyGroupRange(0, 0), lambda: 0
+        )
+        name, table, value = layout.name, Table(layout.schema, 1), pa.struct([("value", layout.value_type)])
+        if self._is_map:
+            return ValueState(ValueStateDescriptor(name, value), layout, table, context)
+        return ListState(ListStateDescriptor(name, value), layout, table, context)
 
     def _in_order(self, state: KeyedState[Any]) -> pa.Table:
         """Return all rows: elements by subtask and place, entries of a map by the hash of their keys."""

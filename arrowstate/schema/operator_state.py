@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from arrowstate.errors import CorruptDataError, IncompatibleStateError, InvalidInputError
 from arrowstate.schema.conversion import converter
-from arrowstate.schema.descriptors import ListStateDescriptor, ValueStateDescriptor
 from arrowstate.schema.evolution import SchemaEvolution, evolve
 from arrowstate.schema.fields import fresh_field
 from arrowstate.schema.keys import check_key_schema
+from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.made_once import made_once
 from arrowstate.schema.types import check_type
 from arrowstate_formats.arrow_types import TypeJson, type_from_json
@@ -120,10 +120,8 @@ def has_column_per_field(descriptor: OperatorStateDescriptor) -> bool:
     return bool(names) and not isinstance(descriptor, BroadcastStateDescriptor) and SUBTASK_COLUMN not in names
 
 
-def as_keyed_state(
-    descriptor: OperatorStateDescriptor,
-) -> tuple[pa.Schema, ListStateDescriptor | ValueStateDescriptor]:
-    """Return the key and the keyed state that have the columns of its table: so whatever edits those edits it too.
+def keyed_layout(descriptor: OperatorStateDescriptor) -> StateLayout:
+    """Return the keyed state that has the columns of its table: what edits one edits the other, too.
 
     The elements of a list are those of the key `_subtask`; a map has one value per key, as it is the same everywhere.
     """
@@ -132,8 +130,8 @@ def as_keyed_state(
         # One level of a struct becomes columns.
         kind = pa.struct([pa.field(descriptor.name, kind)])
     if isinstance(descriptor, BroadcastStateDescriptor):
-        return operator_state_schema(descriptor).remove(1), ValueStateDescriptor(descriptor.name, kind)
-    return _SUBTASK, ListStateDescriptor(descriptor.name, kind)
+        return StateLayout(operator_state_schema(descriptor).remove(1), descriptor.name, kind)
+    return StateLayout(_SUBTASK, descriptor.name, kind, is_list=True)
 
 
 def operator_descriptor_of(document: OperatorStateDocument) -> OperatorStateDescriptor:
