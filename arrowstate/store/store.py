@@ -158,8 +158,8 @@ class StateStore:
         Parameters
         ----------
         checkpoint_id
-            Its id, or the name of a tag, or a time: a datetime or a text in ISO 8601, in UTC unless it says otherwise,
-            for the newest checkpoint that was committed by then. So it is wherever a checkpoint is named.
+            Its id, the name of a tag, or a time, which means the newest checkpoint that was committed by then: a
+            datetime or a text in ISO 8601, in UTC unless it says otherwise. All methods name a checkpoint in this way.
 
         Returns
         -------
@@ -192,8 +192,8 @@ class StateStore:
         Returns
         -------
         list[Snapshot]
-            Empty before the first checkpoint; those that were collected are not among them. Of a checkpoint and the
-            compactions that repeat it, which share an id and the content, the last compaction.
+            Empty before the first checkpoint, and without checkpoints that were collected. A compaction repeats a
+            checkpoint under the same id; of these only the last one is returned.
         """
         newest: dict[int | None, LogEntryDocument] = {}
         for entry in self._log.backwards():
@@ -260,15 +260,15 @@ class StateStore:
         return self._chosen(checkpoint).sql(query, params=params, tables=tables, expired=expired)
 
     def diff(self, before: CheckpointReference | None, after: CheckpointReference | None = None) -> Difference:
-        """Compare two checkpoints: how many rows of each state came, changed and went, and what became of its columns.
+        """Compare two checkpoints: count the rows inserted, updated and deleted in each state, and compare its columns.
 
-        Only what the two do not share is read.
+        Only files that the two do not share are read.
 
         Parameters
         ----------
         before
-            The earlier checkpoint, named as for `snapshot`, or -1 for the one before the later one; None for a store in
-            which nothing is yet.
+            The earlier checkpoint, named as for `snapshot`, or -1 for the one before the later one; None compares with
+            an empty store.
         after
             The later one, the newest by default.
 
@@ -316,13 +316,13 @@ class StateStore:
         Returns
         -------
         StoreVerification
-            `problems`, a list of sentences that is empty for a whole store; and `log` and `checkpoints`, what was found
-            of each, with the newest first, `newest_whole` among them.
+            `problems`, a list of sentences that is empty if nothing is damaged; `log` and `checkpoints`, the findings
+            for each, newest first; and `newest_whole`, the newest checkpoint without damage.
         """
         return verify_store(self.storage, self.store_id, deep=deep, advance=advance)
 
     def diagnose(self, *, deep: bool = True, advance: Callable[[], None] = lambda: None) -> list[str]:
-        """Return what would help if the store is damaged; it is looked through, and never changed.
+        """Verify the store and return what to do about damage; nothing is changed.
 
         Parameters
         ----------
@@ -339,10 +339,10 @@ class StateStore:
         return proposals(self.verify(deep=deep, advance=advance), self.url)
 
     def latest_whole(self, *, deep: bool = True) -> Snapshot:
-        """Return the newest checkpoint that is whole, with a RuntimeWarning for each newer one that is not.
+        """Return the newest checkpoint without damage, with a RuntimeWarning for each newer one that is damaged.
 
-        `latest` never goes back by itself: what comes after the checkpoint returned here is lost unless the sources are
-        replayed from its offsets.
+        `latest` never goes back by itself: rows that came after the returned checkpoint are lost unless the sources are
+        read again from its offsets.
 
         Parameters
         ----------
@@ -357,12 +357,12 @@ class StateStore:
         Raises
         ------
         CorruptDataError
-            If there are checkpoints, and none is whole.
+            If there are checkpoints, and all are damaged.
         CheckpointNotFoundError
             If there is none.
         StorageError
-            If something could not be looked at before a whole checkpoint was found, here because the storage failed:
-            it may be whole. So does every other error that tells of no damage, such as a missing package.
+            If the storage failed before an undamaged checkpoint was found: the one that could not be read may be
+            undamaged. Other errors that do not mean damage, such as a missing package, are raised too.
         """
         found = find_newest_whole(self.storage, self.store_id, deep=deep)
         if found.entry is not None:
@@ -381,14 +381,14 @@ class StateStore:
         Parameters
         ----------
         host
-            Where the page listens; by default for this machine alone.
+            The address on which the page listens; by default only this machine can reach it.
         port
             A free one by default.
 
         Returns
         -------
         Page
-            Its `url` opens the page once, and is another one each time it is asked for.
+            Its `url` opens the page once; each access returns a new one.
 
         Raises
         ------
@@ -446,9 +446,9 @@ class StateStore:
         CheckpointNotFoundError
             If there is no such checkpoint, or it is being collected.
         InvalidInputError
-            If there is a tag of this name, or it cannot be one.
+            If there is a tag of this name, or the name is not allowed.
         CollectedError
-            If a collection took files of the checkpoint.
+            If a collection deleted files of the checkpoint.
         CorruptDataError
             If files of it are missing for another reason, or are being collected.
 
@@ -493,21 +493,21 @@ class StateStore:
         holder: str = "",
         and_later: bool = False,
     ) -> Lease:
-        """Keep a checkpoint, the newest by default, from being collected while it is read, in a `with` block.
+        """Keep a checkpoint, the newest by default, from being collected during a `with` block.
 
-        A thread renews the lease. A process that dies leaves one that ends by itself.
+        A thread renews the lease. If the process dies, the lease ends by itself.
 
         Parameters
         ----------
         checkpoint
             The id of the checkpoint.
         ttl_ms
-            How long it lasts without renewal, in milliseconds, at least 1.
+            How long the lease lasts without renewal, in milliseconds, at least 1.
         holder
-            Who reads, for those who look at the store.
+            The name of the reader, for people who look at the store.
         and_later
-            Whether all checkpoints after it are kept too, for who reads what changed from one to the next. Versions of
-            arrowstate from before know no such leases: they collect nothing while there is one.
+            Also keep all later checkpoints, for a reader of the changes from one to the next. A program that does not
+            know such leases collects nothing while there is one.
 
         Returns
         -------
@@ -519,7 +519,7 @@ class StateStore:
         CheckpointNotFoundError
             If there is no such checkpoint, or it is being collected.
         CheckpointsCollectedError
-            If with `and_later` one after it was collected, or is being.
+            If, with `and_later`, a later checkpoint was collected or is being collected.
 
         Examples
         --------
@@ -549,30 +549,31 @@ class StateStore:
         grace_ms: int = DEFAULT_GRACE_MS,
         allow_short_grace: bool = False,
     ) -> Collection:
-        """Plan to delete what no checkpoint that is kept needs; nothing is deleted before `apply()` of the result.
+        """Plan to delete old checkpoints and files that no kept one needs; `apply()` of the result deletes them.
 
         Parameters
         ----------
         policy
-            Which checkpoints are kept, the newest only by default. Tags, leases and savepoints keep theirs besides.
+            Which checkpoints are kept, by default only the newest. Checkpoints with a tag or a lease, and savepoints,
+            are kept as well.
         grace_ms
-            How long a file that no checkpoint has referred to waits, counted from the first applied collection that
+            How long a file that no checkpoint has referred to is kept, counted from the first applied collection that
             saw it, in milliseconds, at least 60,000. It should be longer than any checkpoint takes. The checkpoint that
-            the newest compaction repeats is kept as long, for its writer to go on from it.
+            the newest compaction repeats is kept as long, so that its writer can go on from it.
         allow_short_grace
-            Take a shorter grace period, from 0. Where somebody writes to the store, a collection may then take the
-            files of a checkpoint that is being written, which fails or is not acknowledged.
+            Allow a shorter grace period, from 0. If somebody writes to the store, the collection may then delete files
+            of a checkpoint that is being written; that checkpoint fails or is not acknowledged.
 
         Returns
         -------
         Collection
-            `plan` says what would go and why, what waits, and what nobody knows; `apply()` does it and returns what was
-            deleted and what was spared because it had become needed meanwhile.
+            `plan` says which files would be deleted and why, which files wait, and which are unknown. `apply()` deletes
+            them and returns what was deleted, and what was spared because it was needed again.
 
         Raises
         ------
         CorruptDataError, FormatVersionError
-            If a checkpoint that is kept is damaged, or something is there that this version does not know.
+            If a kept checkpoint is damaged, or the store has something that this version does not know.
         InvalidInputError
             If the grace period is below a minute and `allow_short_grace` is false.
 
@@ -598,10 +599,10 @@ class StateStore:
     def compact(self, policy: CompactionPolicy | None = None) -> Compaction:
         """Plan to write the newest checkpoint in fewer and fuller files; nothing is written before `apply()`.
 
-        For a store that nobody writes to, or a part of it that nobody writes to: a writer compacts its own state with
-        each checkpoint. Nobody is fenced or waited for; a checkpoint that is committed meanwhile stands, and what it no
-        longer shares with the plan is dropped from it. The old files go with the checkpoints that refer to them, see
-        `collect`: after the grace period a compaction counts in the place of the checkpoint that it repeats.
+        Use it for a store, or operators, that nobody writes to: a writer compacts its own state with each checkpoint.
+        It fences nobody and waits for nobody. If a checkpoint is committed meanwhile, the plan drops the parts that
+        the new checkpoint no longer shares with it. `collect` deletes the old files with the checkpoints that refer to
+        them; after the grace period a compaction counts in the place of the checkpoint that it repeats.
 
         Parameters
         ----------
@@ -611,8 +612,8 @@ class StateStore:
         Returns
         -------
         Compaction
-            `plan` says what the checkpoint takes and what would be merged. `apply()` does it, commits the result as a
-            checkpoint with the same content, properties and watermark, and returns it.
+            `plan` says how much space the checkpoint takes and what would be merged. `apply()` merges it, commits the
+            result as a checkpoint with the same content, properties and watermark, and returns this checkpoint.
 
         Raises
         ------
@@ -657,17 +658,17 @@ class StateStore:
         Parameters
         ----------
         properties
-            JSON values kept in the fence entry, for instance who writes.
+            JSON values kept in the fence entry, for instance the name of the writer.
         compaction
-            When runs are merged so that a checkpoint needs little more room than its live rows: before a checkpoint
-            is taken, or by a coordinator in the background. None for never.
+            The limits at which runs are merged, so that a checkpoint takes little more space than its live rows. Runs
+            are merged before a checkpoint is taken, or by a coordinator in the background. None never merges.
         accept_loss
-            Whether to go on where the newest entries of the log are lost: what they held is lost for good then, and
-            their ids are given again. By default this is refused, since an acknowledged checkpoint is among them.
+            Whether to go on if the newest entries of the log are lost. Their content is then lost for good, and their
+            ids are given again. By default this is refused, since an acknowledged checkpoint is among them.
         on_checkpoint
-            Called once for each checkpoint of the writer that ended, committed or not, with an
-            `arrowstate.telemetry.OperationRecord`: what it took, and why it failed; for savepoints of a coordinator
-            too. What it raises is logged, and changes nothing.
+            Called once for each checkpoint of the writer that has ended, committed or not, and for savepoints of a
+            coordinator, with an `arrowstate.telemetry.OperationRecord` of its times, sizes and error. If the function
+            raises, the error is logged and changes nothing.
 
         Returns
         -------
@@ -696,7 +697,7 @@ class StateStore:
         return StoreWriter(writer, side, compaction, on_checkpoint)
 
     def subtask_writer(self, uid: str, subtask: int, *, format: RunFormat = "arrow") -> SubtaskWriter:
-        """Return what writes one subtask of an operator, for a process whose state another process commits.
+        """Return a writer for one subtask of an operator, for a process whose files another process commits.
 
         Parameters
         ----------
@@ -723,20 +724,20 @@ class StateStore:
         storage_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Snapshot:
-        """Bring a savepoint, or a checkpoint of another store, into this store as its newest checkpoint.
+        """Import a savepoint, or a checkpoint of another store, as the newest checkpoint of this store.
 
-        Its files are copied, and every byte compared with its checksum. Then every writer opened before is fenced, and
-        the checkpoint is committed under an id above all of this store, with its properties and watermark. Nothing
-        refers to the source afterwards. The fence before the checkpoint has the property `imported_from`.
+        Its files are copied, and every byte is compared with its checksum. Then earlier writers are fenced, and the
+        checkpoint is committed under an id above all others of this store, with its properties and watermark. The
+        store does not refer to the source. The fence before the checkpoint has the property `imported_from`.
 
         Parameters
         ----------
         source
             A name, for the folder `savepoints/<name>` of this store; a path or URL (with a `/`), whose newest
-            checkpoint is taken; or a snapshot of another store. A lease holds a checkpoint that may be collected.
+            checkpoint is imported; or a snapshot of another store. A lease holds the checkpoint meanwhile.
         operators
-            The uids of those to take, such as the operators with state of a job whose sources and sinks stay behind;
-            all by default.
+            The uids of the operators to import, for example those with keyed state of a job, without its sources and
+            sinks; all by default.
         claim_mode
             `NO_CLAIM` only reads the source. `CLAIM` disposes of it once the import is committed, as
             `dispose_savepoint` does; a source that is not only a savepoint is refused.
@@ -755,12 +756,12 @@ class StateStore:
         StoreNotFoundError, CheckpointNotFoundError
             If there is no savepoint there.
         InvalidInputError
-            If it is a checkpoint of this very store, or may not be claimed, or `operators` are none; nothing was
+            If the source is a checkpoint of this store, cannot be claimed, or `operators` is empty; nothing was
             changed.
         OperatorNotFoundError
-            If it lacks one of the operators; nothing was changed.
+            If the source lacks one of the operators; nothing was changed.
         CorruptDataError
-            If the source is damaged; nothing was changed, and nobody fenced.
+            If the source is damaged; nothing was changed, and nobody was fenced.
         FencedError, CollectedError, StorageFullError, StorageError
             If it could not be copied, or another writer or a collection came in between; nothing was committed.
         CommitUnknownError
@@ -838,17 +839,17 @@ class StateStore:
         properties: Mapping[str, Any] | None = None,
         savepoint: str | Path | None = None,
     ) -> Snapshot:
-        """Make keyed states of a table and commit them as one checkpoint.
+        """Make keyed states from a table and commit them as one checkpoint.
 
         The table may be larger than memory: it is read once, from the first row to the last. A job restores from the
-        checkpoint as from any other, at any parallelism. Operators and states that the store has beside those given
-        stay. Whoever writes to the store meanwhile is fenced. `arrowstate.spark.bootstrap` does the same on a cluster.
+        checkpoint as from any other, at any parallelism. Other operators and states of the store stay. Other writers
+        of the store are fenced. `arrowstate.spark.bootstrap` does the same on a cluster.
 
-        A state is made of the columns with its name, or for a struct type of those named after its fields or one struct
-        column with the state's name:
+        The values of a state come from the column with its name. For a struct type they may also come from the columns
+        that are named after its fields:
 
         ===========  ==========================================================================================
-        kind         what a row has
+        kind         content of a row
         ===========  ==========================================================================================
         value        the value of its key; a second row of a key is refused
         reducing     a value to fold in; with `accumulators`, what is stored for its key, once
@@ -859,8 +860,8 @@ class StateStore:
         timer        the `timestamp`; a state for each clock, `timers_event_time` for example
         ===========  ==========================================================================================
 
-        A row with a null has nothing for that state, except that a map may hold nulls under user keys. Namespaces are
-        columns of their names. Rows of one key are taken in the order of the table, unless `order_by` says another.
+        A row with null there adds nothing to the state, except that an entry of a map may have the value null.
+        Namespaces are columns with their names. Rows of one key are taken in the order of the table, or of `order_by`.
 
         Parameters
         ----------
@@ -884,25 +885,25 @@ class StateStore:
         overwrite
             Replace states of these names that the operator has. They are refused otherwise.
         accumulators
-            The rows have what reducing and aggregating states store, such as a count so far, instead of values to fold.
+            The rows have the stored values of reducing and aggregating states, such as a count, not values to add.
         updated_at
-            For states with a time to live: the column with the time a row was last updated, a timestamp or
-            milliseconds. Without it, and where it is null, rows count as updated now; a state that expires by event
+            For states with a time to live: the column with the time of the last update of a row, a timestamp or
+            milliseconds. Without it, and where it is null, rows count as updated now. A state that expires by event
             time needs it.
         order_by
             Columns by which the rows of each key are sorted before they are written, ascending, nulls first, for lists
-            and for the reducers `first` and `last`. Where the table does not fit in memory, it is kept in local files
+            and for the reducers `first` and `last`. A table that does not fit in memory is kept in local files
             meanwhile.
         watermark
-            The event time, in milliseconds since 1970, up to which everything is in the state.
+            The event time, in milliseconds since 1970, up to which the state is complete.
         format
             The format of the run files: `arrow`, `parquet` or `lance`.
         memory_budget_bytes
-            What all subtasks together hold of the state in memory, the rest is in mapped local files; None for no
-            limit. The batches that the table is read in come on top.
+            How much of the state all subtasks together hold in memory; the rest is in mapped local files. None for no
+            limit. The batches of the table that are being read come on top.
         spill_dir
-            The folder of these files, which are removed by themselves; the system's temporary folder by default, which
-            is no help where that is in memory (a tmpfs).
+            The folder of these files, which are deleted in the end; by default the system's temporary folder. If that
+            is in memory (a tmpfs), spilling does not help.
         properties
             JSON values kept in the checkpoint, for instance where the table comes from.
         savepoint
@@ -917,8 +918,8 @@ class StateStore:
         ------
         InvalidInputError
             If an argument is out of range, a column is missing, a state exists already, or a key has two rows where it
-            may have one; nothing is committed then and no file is left, nor after any other error, or after what the
-            table itself raises.
+            may have one. After this and any other error, also one that the table itself raises, nothing is committed
+            and no file is left.
         NullKeyError, ValueOverflowError
             If a row does not fit.
         KeyTypeError, ValueTypeError
@@ -981,21 +982,21 @@ class StateStore:
         format: RunFormat = "arrow",
         folder: str | Path | None = None,
     ) -> Edit[Snapshot]:
-        """Begin to change a checkpoint, the newest by default: rows, timers, states, operators, properties.
+        """Begin to edit a checkpoint, the newest by default: its rows, timers, states, operators and properties.
 
-        Nothing is changed before `commit` of what is returned, and no writer is stopped. A lease holds the checkpoint
+        Until `commit` of the returned edit, nothing is changed and no writer is stopped. A lease holds the checkpoint
         until the end of the `with` block.
 
         Parameters
         ----------
         checkpoint
-            Its id, a tag or a time, as for `snapshot`. What is committed then takes the place of what came after it.
+            Its id, a tag or a time, as for `snapshot`. The commit then replaces the checkpoints after it.
         to
-            The savepoint that `commit` writes, unless it is told of another place: then the store stays as it is.
+            A savepoint that `commit` writes, unless `commit` names another one; the store then stays as it is.
         format
             The format of new run files: `arrow`, `parquet` or `lance`.
         folder
-            Where the temporary folder is made in which the edit keeps what it writes; the system's place by default.
+            The folder in which the edit makes its temporary folder; by default the system's folder for such files.
 
         Returns
         -------
@@ -1043,7 +1044,7 @@ class StateStore:
     ) -> Snapshot:
         """Write a checkpoint as a self-contained folder without dead rows: one file per state and subtask.
 
-        A lease holds the checkpoint meanwhile, so that no collection takes its files.
+        A lease holds the checkpoint meanwhile, so that no collection deletes its files.
 
         Parameters
         ----------
@@ -1108,16 +1109,16 @@ class StateStore:
     def rollback(self, checkpoint: CheckpointReference, *, comment: str | None = None) -> Snapshot:
         """Make an older checkpoint the newest again, without copying a file.
 
-        Its content, properties and watermark are committed once more, under an id above all of this store, and every
-        writer opened before is fenced. What came after it stays, to be read and compared, until it is collected.
-        Sources go back to the offsets of its properties; a Spark query needs a checkpoint folder that does so too.
+        Its content, properties and watermark are committed once more, under an id above all others of this store, and
+        earlier writers are fenced. Later checkpoints can still be read and compared until they are collected. Sources
+        must go back to the offsets of its properties; a Spark query needs a checkpoint folder of that time.
 
         Parameters
         ----------
         checkpoint
             Its id, a tag or a time, as for `snapshot`.
         comment
-            Why, for those who look at the log; kept in the fence, beside `rolled_back_to`.
+            The reason, for people who look at the log; kept in the fence, beside `rolled_back_to`.
 
         Returns
         -------
@@ -1236,13 +1237,13 @@ class Collection:
         return table_html(title, ["file", "bytes", "why"], rows)
 
     def apply(self) -> CollectionReport:
-        """Do what the plan says, except to what has become needed since; see `apply_collection`.
+        """Delete the files of the plan, except those that are needed again since; see `apply_collection`.
 
         Returns
         -------
         CollectionReport
-            `deleted`, the paths of the files, of which there were `deleted_count` with `deleted_bytes`; and `spared`,
-            those of the plan that are needed again.
+            `deleted`, the paths of the deleted files; `deleted_count` and `deleted_bytes`, their number and size; and
+            `spared`, the files of the plan that are needed again.
         """
         store = self._store
         return recorded_collection(store.storage, self.plan, clock_ms=store.clock_ms, new_id=store.new_id)
@@ -1285,9 +1286,9 @@ class Compaction:
         return table_html(title, ["state", "subtask", "runs", "rows"], rows)
 
     def apply(self) -> Snapshot | None:
-        """Do what the plan says and return the new checkpoint, None where there was nothing to do.
+        """Carry out the plan and return the new checkpoint, or None if there was nothing to do.
 
-        See `apply_store_compaction` for the errors; after any of them the store holds what it held.
+        See `apply_store_compaction` for the errors; after any of them the store is as it was.
 
         Returns
         -------
@@ -1320,16 +1321,16 @@ def open_store(
         A local path, a `file:` URL, `s3://bucket/prefix`, `gs://bucket/prefix`, `abfs://container/prefix`, or
         `memory://name`.
     create
-        Make a store where there is none; the place must be empty then. A bucket is not made.
+        Make a store if there is none; the place must be empty then. A bucket is not made.
     storage_options
         Credentials, endpoints and limits of object storages, `max_file_bytes` of `memory://`, as in
         `arrowstate.storage.open_storage`. Most of them can come from the environment instead.
     validate
-        What is compared when rows are read. "checksums": bytes with their checksums, which finds damage; whoever can
-        write to the store is trusted. "full": every offset and text besides, so that files that somebody forged, with
-        checksums made right, raise `CorruptDataError` in the place of ending this process; it takes a pass over the
-        offsets and texts of what is read. Savepoints, imports and deep looks are always read in full. The library that
-        reads Lance may still end the process, where a forged file asks for more memory than there is.
+        What is checked when rows are read. "checksums": the checksums of the bytes, which finds damage, but trusts
+        whoever can write to the store. "full": also every offset and text, in a pass over them. A file that somebody
+        forged with right checksums then raises `CorruptDataError` instead of ending this process. Savepoints, imports
+        and deep verifications are always read in full. The library that reads Lance may still end the process if a
+        forged file asks for more memory than there is.
 
     Returns
     -------
@@ -1347,7 +1348,7 @@ def open_store(
     MissingDependencyError
         If the package of an object storage is not installed.
     InvalidInputError
-        If the URL holds a password, the storage options do not fit, or `validate` is something else.
+        If the URL holds a password, the storage options do not fit, or `validate` has another value.
 
     Examples
     --------

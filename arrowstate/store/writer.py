@@ -106,7 +106,7 @@ class StoreWriter:
             The format of new run files: `arrow` (mapped by readers), `parquet`, or `lance` (needs the extra
             `arrowstate[lance]`).
         allow_dropped_state
-            Whether operators, states and rows of the checkpoint before may be left out.
+            Whether the checkpoint may lack operators, states and rows of the one before.
 
         Returns
         -------
@@ -125,8 +125,8 @@ class StoreWriter:
         CollectedError
             If files that it would refer to were collected; nothing was committed, and the next attempt writes them.
         CommitUnknownError
-            If it cannot be told whether the checkpoint was committed. The next one takes its place, or where it was
-            committed the number after it.
+            If it cannot be told whether the checkpoint was committed. The next checkpoint takes its number if it was
+            not committed, or else the number after it.
 
         Warns
         -----
@@ -204,7 +204,7 @@ class StoreWriter:
         on_abort: Callable[[int, Kind, str], None] | None = None,
         retention: RetentionPolicy | None = DEFAULT_RETENTION,
     ) -> CheckpointCoordinator[Snapshot]:
-        """Return what takes checkpoints of these backends while they are in use; see `CheckpointCoordinator`.
+        """Return a `CheckpointCoordinator`, which takes checkpoints of these backends while they are in use.
 
         Parameters
         ----------
@@ -213,19 +213,19 @@ class StoreWriter:
         options
             When checkpoints are taken, and when one is given up.
         on_complete, on_abort
-            Called when a checkpoint or savepoint was committed, and when one ended without. The `on_checkpoint` of the
-            writer is called after either, with what it took.
+            Called when a checkpoint or savepoint was committed, and when one ended without a commit. The
+            `on_checkpoint` of the writer is called after either.
         retention
-            Which checkpoints stay: the newest 10 by default, and the newest of each of the last 24 hours; besides
-            savepoints, and what tags and leases hold. None keeps all. The others are removed beside the job, as
-            `StateStore.collect` does it with its grace period of a day, in a thread that no checkpoint waits for; the
-            end of the `with` block waits for the last collection. One that fails is logged as a warning, and the next
-            goes on. When a newer writer has opened the store nothing is removed any more.
+            Which checkpoints stay: by default the newest 10, and the newest of each of the last 24 hours, and always
+            savepoints and checkpoints with a tag or a lease. None keeps all. The others are deleted beside the job, as
+            by `StateStore.collect` with its grace period of a day, in a thread that no checkpoint waits for; the
+            end of the `with` block waits for the last collection. A collection that fails is logged as a warning, and
+            the next goes on. When a newer writer has opened the store, nothing is deleted any more.
 
         Returns
         -------
         CheckpointCoordinator[Snapshot]
-            To be used in a `with` block, whose end waits for what is in flight.
+            To be used in a `with` block, whose end waits for checkpoints in flight.
 
         Raises
         ------
