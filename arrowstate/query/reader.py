@@ -161,19 +161,19 @@ class SnapshotReader:
         """Return the rows of a state, in no particular order.
 
         A value or reducing state has one row per key and namespace, a map one per entry, a list one per element, and
-        within a list `_seq` rises in the order of the elements. Of a state with a time to live it has the rows that the
-        state itself would return: not those that have expired, by processing time now, by event time at the watermark
-        that a restore begins with; unless its visibility is `return_until_cleaned_up`.
+        within a list `_seq` rises in the order of the elements. Rows that have expired are left out: by processing time
+        now, by event time at the watermark with which a restore would begin. A state whose visibility is
+        `return_until_cleaned_up` shows them.
 
         Parameters
         ----------
         state
             `<operator uid>.<state>`, or a tuple of both.
         columns
-            Which columns, in this order; those of key, namespace, user key and value by default, in a list `_seq`
-            (int64) too. `_key_hash` (int64), `_key_group` (int32, at the max parallelism of the checkpoint), and with
-            a time to live `_updated_at` (int64, milliseconds) and `_expires_at` (timestamp("ms"), null after the year
-            9999) are there by name.
+            Which columns, in this order; by default those of key, namespace, user key and value, and in a list `_seq`
+            (int64). You can also name `_key_hash` (int64), `_key_group` (int32, at the max parallelism of the
+            checkpoint), and with a time to live `_updated_at` (int64, milliseconds) and `_expires_at`
+            (timestamp("ms"), null after the year 9999).
         key_groups
             Only the keys of these key groups; record batches without such keys are not read.
         expired
@@ -192,7 +192,7 @@ class SnapshotReader:
         InvalidInputError
             If there is no such column or key group; the message lists the columns there are.
         CorruptDataError, CollectedError
-            If a file is missing, truncated or altered; or a collection took it.
+            If a file is missing, truncated or altered; or a collection deleted it.
 
         Examples
         --------
@@ -283,36 +283,36 @@ class SnapshotReader:
     ) -> DuckDBPyRelation:
         """Run a query with DuckDB over the states of the checkpoint.
 
-        Each state is a view `<operator uid>.<state>` with the key columns, the value columns and `_key_group`; a
+        Each state is a view `<operator uid>.<state>` with the key columns, the value columns and `_key_group`. A
         name with other characters than letters, digits and `_` is written in double quotes, as in
-        `"page-views".clicks`. Where a filter limits all key columns to values (`=`, `in`), only these keys are
-        looked up; filters on `_key_group` and on columns leave out what they exclude. Operator state is a view of the
-        same form with a row per element: `<state>`, for a list of structs a column per field, as an output table of
-        Spark has it in `<output>.rows`; for a broadcast state `<state>_key` and `<state>`.
+        `"page-views".clicks`. If a filter limits all key columns to values (`=`, `in`), only these keys are looked
+        up; filters on `_key_group` and other columns skip files and batches. Operator state is also a view, with a row
+        per element. Its columns are `<state>`, or for a list of structs one per field, as in an output table
+        `<output>.rows`; for a broadcast state they are `<state>_key` and `<state>`.
 
-        Types are DuckDB's own for those of Arrow, with exactly the values of the state: a float16 is a FLOAT, a
-        decimal256 a DECIMAL, or VARCHAR with its digits where it is wider than 38, a duration in nanoseconds a BIGINT
-        with their number (DuckDB's INTERVAL ends at microseconds). SQL does not tell names apart by case: two uids
-        that differ in nothing else are `op~1` and `OP~2` in the order of the checkpoint, so are fields of nested
-        structs, and a uid that names a schema of DuckDB's or of the store's history has `~2` at its end, as in
-        `"temp~2".clicks`.
+        Arrow's types become DuckDB's, with exactly the values of the state: a float16 is a FLOAT; a decimal256 is a
+        DECIMAL, or a VARCHAR of its digits if it is wider than 38; a duration in nanoseconds is a BIGINT, because
+        DuckDB's INTERVAL ends at microseconds. SQL does not tell names apart by case. Two uids that differ only in
+        case are `op~1` and `OP~2`, in the order of the checkpoint, and so are fields of nested structs. A uid with the
+        name of a schema of DuckDB or of the store's history gets `~2` at its end, as in `"temp~2".clicks`.
 
-        `arrowstate.checkpoints` holds the checkpoints of the store, with times, sizes and properties, and
-        `arrowstate.subtasks` the same of each subtask: `triggered_at` and `committed_at` in UTC, `sync_us`, `async_us`
-        and `alignment_us` in microseconds (in `checkpoints` those of the slowest subtask), `bytes_written` and
-        `files_written` for the checkpoint, and `bytes_total` of all that it refers to; null where nobody measured.
+        `arrowstate.checkpoints` has the checkpoints of the store, with times, sizes and properties, and
+        `arrowstate.subtasks` has the same for each subtask: `triggered_at` and `committed_at` in UTC; `sync_us`,
+        `async_us` and `alignment_us` in microseconds (in `checkpoints` of the slowest subtask); `bytes_written` and
+        `files_written` of the checkpoint, and `bytes_total` of all files that it refers to; null if not measured.
 
-        A state is read as it was at another checkpoint by `counter.clicks at (version => 41)`, where the version is an
-        id, -1 for the checkpoint before this one, or the name of a tag, or by `at (timestamp => now() - interval 1
-        hour)`. `arrowstate.changes('counter.clicks', 41, 44)` has the rows that changed from one checkpoint to another,
-        with `_change_type`; `arrowstate.change_counts(41, 44)` how many of each state did; the second checkpoint is
-        this one by default. `arrowstate.history('counter.clicks', 'ann')` has what a key was, in each checkpoint that
-        changed it; a key of several columns is given as `{'user': 'ann', 'device': 'pc'}`. Arguments are constants,
+        `counter.clicks at (version => 41)` reads a state at another checkpoint. The version is an id, -1 for the
+        checkpoint before this one, or the name of a tag; `at (timestamp => now() - interval 1 hour)` names a time.
+        `arrowstate.changes('counter.clicks', 41, 44)` returns the rows that changed from one checkpoint to another,
+        with `_change_type`, and `arrowstate.change_counts(41, 44)` their number in each state; the second checkpoint is
+        this one by default. `arrowstate.history('counter.clicks', 'ann')` returns the value of a key in each checkpoint
+        that changed it; a key of several columns is written `{'user': 'ann', 'device': 'pc'}`. Arguments are constants,
         parameters, and expressions of these.
 
-        States have the rows that `to_arrow` returns: at whichever checkpoint, those that have not expired by the time
-        of the call, or by event time at the watermark of the checkpoint. `arrowstate.state('counter.clicks', expired =>
-        true)` has the others too, and `_expires_at`. Changes and histories are of all rows: none changes by expiring.
+        States have the rows that `to_arrow` returns, without those that have expired: by the time of the call, also at
+        an older checkpoint, or by event time at the watermark of the checkpoint. `arrowstate.state('counter.clicks',
+        expired => true)` returns expired rows too, and `_expires_at`. Changes and histories are of all rows: expiry is
+        no change.
 
         Parameters
         ----------
@@ -323,15 +323,15 @@ class SnapshotReader:
             Values for `?` or `$name` in the query.
         tables
             Other tables for the query, by name: of Arrow, pandas or Polars, datasets, readers, relations of DuckDB, and
-            iterators of record batches. What can be read once only is read into memory first.
+            iterators of record batches. Readers and iterators are read into memory first.
         expired
             Whether states have rows that have expired, too, and the column `_expires_at`.
 
         Returns
         -------
         duckdb.DuckDBPyRelation
-            The result, which is computed when it is fetched. A file that is found missing or damaged then is raised
-            as it is by `to_arrow`; what else fails is raised by DuckDB.
+            The result, which is computed when it is fetched. If a file is missing or damaged then, the error is that of
+            `to_arrow`; other errors are DuckDB's.
 
         Raises
         ------
@@ -393,7 +393,7 @@ class SnapshotReader:
     ) -> pa.Table:
         """Return the rows of a state that changed since another checkpoint.
 
-        Only what the two checkpoints do not share is read.
+        Only files that the two checkpoints do not share are read.
 
         Parameters
         ----------
@@ -408,17 +408,17 @@ class SnapshotReader:
         Returns
         -------
         pa.Table
-            The columns, and `_change_type` string: `insert`, `delete`, or `update_preimage` with the row as it was,
-            followed by `update_postimage` with what it is.
+            The columns, and `_change_type` string: `insert`, `delete`, or `update_preimage` with the old row, followed
+            by `update_postimage` with the new row.
 
         Raises
         ------
         NotFoundError
             If there is no such state or checkpoint.
         IncompatibleStateError
-            If the values of neither can be values of the other's schema, or keys became equal in between.
+            If neither schema can hold the values of the other, or keys became equal in between.
         CorruptDataError, CollectedError
-            If a file is missing, truncated or altered; or a collection took it.
+            If a file is missing, truncated or altered; or a collection deleted it.
 
         Examples
         --------
@@ -454,9 +454,9 @@ class SnapshotReader:
         return difference(self.storage, None if since is None else self._other(since), self.entry)
 
     def history(self, state: str | tuple[str, str], keys: Any) -> pa.Table:
-        """Return what some keys were, in each checkpoint of the store that changed them, oldest first.
+        """Return the rows of some keys in each checkpoint of the store that changed them, oldest first.
 
-        Every checkpoint's manifests are read, and rows where a run that may hold a key is another one than before.
+        It reads the manifests of every checkpoint, and rows only of runs that are new and may hold one of the keys.
 
         Parameters
         ----------
@@ -508,10 +508,10 @@ class SnapshotReader:
     def duckdb(self, *, expired: bool = False) -> DuckDBPyConnection:
         """Return a new DuckDB connection, in memory, with a schema per operator and a view per state.
 
-        The views are those of `sql`, and states have the rows that have not expired when it is made. Besides, the name
-        of operator and state together, in quotes as in `"counter.clicks"`, holds all columns, `_key_hash` too; `show
-        tables` lists these names, and the two tables of the schema `arrowstate`. Where a scan finds a file missing or
-        damaged, the error is DuckDB's, with our message in its text, and `scans` has ours.
+        The views are those of `sql`; states have the rows that have not expired when the connection is made. A second
+        view of each state, with its whole name in quotes as in `"counter.clicks"`, has all columns, also `_key_hash`.
+        `show tables` lists these views, and the two tables of the schema `arrowstate`. If a scan finds a file missing
+        or damaged, the error is DuckDB's, with the message of arrowstate in its text; `scans` has the error itself.
 
         Parameters
         ----------

@@ -57,9 +57,9 @@ class _Snapshot(Protocol):
 class StateTable:
     """One state of a checkpoint, or the rows of some of its key groups; made by `snapshot["operator.state"]`.
 
-    It has Arrow's PyCapsule protocol, so `pyarrow.table(table)`, `polars.DataFrame(table)`, and DuckDB's
-    `from_arrow(table)` take it as it is. It pickles, if its storage is one that other processes reach. Of a state with
-    a time to live it has the rows that had not expired when it was made; `with_expired()` those that had, too.
+    It has Arrow's PyCapsule protocol, so `pyarrow.table(table)`, `polars.DataFrame(table)` and DuckDB's
+    `from_arrow(table)` accept it. It can be pickled if other processes can reach its storage. Rows of a state with a
+    time to live that had expired when it was made are left out; `with_expired()` has them.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class StateTable:
         return sum(batch.num_rows for batch in self.to_batches(columns=["_checkpoint_id"]))
 
     def to_batches(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as they are read, so that no more of them is in memory than is worked on."""
+        """Yield the rows as they are read, so that only a few batches are in memory."""
         reader = self._reader
         names = reader.check_columns(columns, expired=self._seen.expired)
         parts, hidden = reader.in_key_groups(self.key_groups), reader.expired_up_to(self._seen)
@@ -146,14 +146,14 @@ class StateTable:
         return imported_polars("lazy").scan_pyarrow_dataset(self.dataset())
 
     def with_expired(self) -> StateTable:
-        """Return a table that has the rows that had expired, too, and `_expires_at`, when each does."""
+        """Return a table that also has the expired rows, and `_expires_at`, the time at which each row expires."""
         return self.read_as(Seen(self._seen.now_ms, expired=True), self.key_groups)
 
     def partitions(self, count: int) -> list[StateTable]:
-        """Divide it by key groups into about so many tables of about as many rows, for as many processes.
+        """Divide it by key groups into about `count` tables with about as many rows each, for as many processes.
 
-        Each is pickled with the checkpoint's log entry, and reads its files itself: Ray, Dask and `multiprocessing`
-        need nothing else. Expired rows are those of the time at which this table was made, wherever they are read.
+        Each is pickled with the log entry of the checkpoint and reads its files itself: Ray, Dask and
+        `multiprocessing` need nothing else. All of them leave out the rows that had expired when this table was made.
         """
         check_integer("count", count, 1)
         reader = self._reader
@@ -178,7 +178,7 @@ class StateTable:
         return self._snapshot.changes(self._name, since, columns=columns)
 
     def history(self, keys: Any) -> pa.Table:
-        """Return what some keys were, in each checkpoint that changed them; see `Snapshot.history`."""
+        """Return the rows of some keys in each checkpoint that changed them; see `Snapshot.history`."""
         return self._snapshot.history(self._name, keys)
 
     def __arrow_c_schema__(self) -> object:

@@ -66,8 +66,8 @@ class Snapshot(SnapshotReader):
         uid
             The operator.
         parallelism, subtask
-            The new number of subtasks, and which of them this is, from 0. The backend has the rows of this one alone; a
-            checkpoint is refused that lacks one of them.
+            The new number of subtasks, and the number of this one, from 0. The backend has only the rows of this
+            subtask. A later checkpoint must have the backends of all subtasks.
         max_parallelism
             The new number of key groups, 1 to 32768; that of the checkpoint by default.
         memory_budget_bytes, spill_dir, clock_ms
@@ -77,17 +77,17 @@ class Snapshot(SnapshotReader):
             cost nothing. After any other change each row gets the hash of its new key: every subtask reads the whole
             operator, keeps its own rows in memory, and the next checkpoint writes them all.
         evolution
-            What the new key means for stored keys; `merge` says what is done with rows whose keys become equal.
+            How the stored keys become the new key; `merge` says how rows whose keys become equal are merged.
         drop
-            States that are given up: the backend, and the next checkpoint, are without them, and need no
-            `allow_dropped_state`. Checkpoints made before keep them.
+            States to drop: the backend and the next checkpoint do not have them, and need no `allow_dropped_state`.
+            Earlier checkpoints keep them.
         rename
-            Stored name to new name of states; no file is written again. Every subtask must be restored alike.
+            New names of states, by stored name; no file is written again. Restore every subtask with the same names.
 
         Returns
         -------
         KeyedStateBackend
-            With all states of the operator but those dropped; `state` takes one up by its descriptor.
+            With all states of the operator but the dropped ones; `state` returns one by its descriptor.
 
         Raises
         ------
@@ -101,7 +101,7 @@ class Snapshot(SnapshotReader):
             If not 1 <= parallelism <= max_parallelism <= 32768, or the subtask is outside 0 to parallelism - 1; or if
             two states would have one name.
         CorruptDataError, CollectedError
-            If a file is missing, truncated or altered; or a collection took it.
+            If a file is missing, truncated or altered; or a collection deleted it.
 
         Examples
         --------
@@ -146,8 +146,9 @@ class Snapshot(SnapshotReader):
     def restore_operator_state(self, uid: str, *, parallelism: int = 1, subtask: int = 0) -> OperatorStateBackend:
         """Return the operator state of one subtask, at any parallelism.
 
-        At the parallelism of the checkpoint a subtask gets the lists that it had. At another one the elements of each
-        list state are shared out evenly. Union lists come as a whole, broadcast states as one old subtask had them.
+        At the parallelism of the checkpoint each subtask gets its own lists back. At another one the elements of each
+        list state are divided evenly. Every subtask gets the whole of a union list, and the broadcast state of one old
+        subtask.
 
         Parameters
         ----------
@@ -159,7 +160,7 @@ class Snapshot(SnapshotReader):
         Returns
         -------
         OperatorStateBackend
-            With all operator states; `state` takes one up by its descriptor.
+            With all operator states; `state` returns one by its descriptor.
         """
         with (
             recorded("restore", self.storage.url, now_ms(), checkpoint_id=self.checkpoint_id) as recording,
@@ -182,7 +183,7 @@ class Snapshot(SnapshotReader):
         OperatorNotFoundError, StateNotFoundError
             If there is no such state; the message lists what there is.
         CorruptDataError, CollectedError
-            If a file is missing, truncated or altered; or a collection took it.
+            If a file is missing, truncated or altered; or a collection deleted it.
         """
         with reading_checkpoint(self.storage, self.entry):
             return operator_state_table(self.storage, self.entry, uid, name)
@@ -194,18 +195,18 @@ class Snapshot(SnapshotReader):
         operators: Collection[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Snapshot:
-        """Bring the keyed state of a job of `arrowstate.runtime` into the store of a Spark query, to go on with it.
+        """Copy the keyed state of a job of `arrowstate.runtime` into a store from which a Spark query goes on.
 
-        A query has a store of its own, without the sources and sinks of a job: where the input goes on is up to the
-        query, and the positions are in `operator_state(uid, "splits")` of each source. Take the snapshot that `stop()`
-        has returned, for whose rows the sinks have had. It is `StateStore.import_savepoint` of some operators.
+        A query has a store of its own, without the sources and sinks of the job. You tell the query where its input
+        goes on; `operator_state(uid, "splits")` of each source has the positions. Use the snapshot that `stop()` has
+        returned, whose rows the sinks have accepted. The copy is made as by `StateStore.import_savepoint`.
 
         Parameters
         ----------
         store
             Where the store of the query is; made if there is none.
         operators
-            The uids to take; by default all that have keyed state.
+            The uids of the operators; by default all with keyed state.
         storage_options
             As in `open_store`; by default those of this store for a place in the same object storage.
 
@@ -217,7 +218,7 @@ class Snapshot(SnapshotReader):
         Raises
         ------
         InvalidInputError
-            If there is no keyed state, or the place is this very store; nothing was changed.
+            If there is no keyed state, or `store` is this store itself; nothing was changed.
         OperatorNotFoundError
             If it lacks one of the operators; nothing was changed.
         CorruptDataError
@@ -269,18 +270,18 @@ class Snapshot(SnapshotReader):
         return Snapshot(target, store_id, entry)
 
     def verify(self, *, deep: bool = False) -> Verification:
-        """Look whether the checkpoint is whole; problems are returned, not raised.
+        """Verify that nothing of the checkpoint is damaged or missing; problems are returned, not raised.
 
         Parameters
         ----------
         deep
-            Read every file, compare its checksum, and its rows with what the manifest says of them. Otherwise only
-            documents are read, and of each file whether it is there and has its size.
+            Read every file, and compare its checksum and its rows with the manifest. Otherwise only documents are read,
+            and files are only checked for existence and size.
 
         Returns
         -------
         Verification
-            `problems`, a list of sentences, and `ok`, whether it is empty; how many `files`, `bytes`, `runs` and `rows`
-            were looked at.
+            `problems`, a list of sentences, and `ok`, whether the list is empty; and the number of `files`, `bytes`,
+            `runs` and `rows` that were checked.
         """
         return verify_checkpoint(self.storage, self.store_id, self.entry, deep=deep)
