@@ -84,7 +84,7 @@ class BatchContext(Context):
     def timers(self, name: str = "timers", namespace: pa.Schema | None = None) -> TimerService:
         """Return the timers of a name, as `KeyedStateBackend.timers` does; to be called in `open`.
 
-        Those that are due go to `on_timers`.
+        Due timers go to `on_timers`.
         """
         self._timers[name] = self._backend.timers(name, namespace)
         return self._timers[name]
@@ -95,7 +95,7 @@ class BatchContext(Context):
         return self._timers
 
     def output(self, tag: OutputTag, rows: pa.RecordBatch | pa.Table) -> None:
-        """Hand rows to a side output, which the function names in `side_outputs`.
+        """Send rows to a side output, which the function names in `side_outputs`.
 
         Raises
         ------
@@ -115,11 +115,11 @@ class BatchContext(Context):
         return key_columns_of(self.key, batch)
 
     def group_keys(self, batch: pa.RecordBatch) -> KeyBatch:
-        """Return the distinct keys of a batch, checked and hashed once for all verbs that are given them.
+        """Return the distinct keys of a batch, checked and hashed once for several verbs.
 
-        Value, reducing and aggregating states without namespaces take it in place of key columns, and their
-        `read_keys` returns one value per distinct key; others refuse it. `columns` are the key columns, each key
-        once, in the order of the key hash.
+        Value, reducing and aggregating states without namespaces accept the result in place of key columns, and their
+        `read_keys` returns one value per distinct key; other states refuse it. Its `columns` are the key columns, each
+        key once, in the order of the key hash.
 
         Returns
         -------
@@ -208,14 +208,14 @@ class BatchFunction:
         return None
 
     def next_processing_time(self) -> int | None:
-        """Return when `on_processing_time` has something to do next, in milliseconds since 1970; None for never.
+        """Return when `on_processing_time` must be called next, in milliseconds since 1970; None for never.
 
-        Timers need no answer: what they are due at is known.
+        Timers do not count here, because their times are known.
         """
         return None
 
     def on_timers(self, timers: pa.RecordBatch, context: BatchContext) -> Output:  # noqa: ARG002
-        """Called with timers that are due, and again while there are more: those it registers fire in the same step.
+        """Called with due timers, and again while there are more: due timers that it registers fire in the same step.
 
         Parameters
         ----------
@@ -234,9 +234,9 @@ class BatchFunction:
 class BatchRunner(Runner[BatchFunction, BatchContext]):
     """Runs a batch function over Arrow batches.
 
-    If the function raises, or emits rows that do not fit, or the disk is full, all is as before the call: states and
-    timers, the watermark and the processing time, and broadcast states if they were changed meanwhile. Only what the
-    function keeps in attributes of its own stays.
+    If the function raises, or emits rows that do not fit, or the disk is full, everything is as before the call: states
+    and timers, the watermark and the processing time, and broadcast states if they were changed meanwhile. Only
+    attributes that the function set on itself stay changed.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
     function
         The function; its `open` is called here.
     output
-        The columns of what it emits; by default whatever comes first.
+        The columns that it emits; by default those of the first rows that it emits.
     broadcasts
         Broadcast states by name.
     now_ms
@@ -298,7 +298,7 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
         Raises
         ------
         InvalidInputError
-            If the batch is none, the runner is closed, or what was emitted does not fit the output.
+            If `batch` is not a batch, the runner is closed, or the emitted rows do not fit the output.
         """
         self._check_open()
         batches = [item for item in batches_of(batch) if item.num_rows]
@@ -310,7 +310,7 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
         Parameters
         ----------
         watermark
-            Milliseconds since 1970. One below the current watermark is passed over: nothing fires.
+            Milliseconds since 1970. A watermark below the current one is ignored: nothing fires.
 
         Returns
         -------

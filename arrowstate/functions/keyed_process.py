@@ -26,10 +26,10 @@ from arrowstate_formats.integers import check_integer
 class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
     """Runs a process function over Arrow batches.
 
-    Within a batch the function's reads see its writes. If it raises, or writes a value that does not fit its state, or
-    the disk is full, all is as before the batch, and the same batch may be given again; only what the function keeps in
-    attributes of its own stays. A read of a state with a time to live counts once for all keys of a batch, in all their
-    namespaces.
+    Within a batch the function's reads see its writes. If the function raises, or writes a value that does not fit its
+    state, or the disk is full, everything is as before the batch, and the same batch can be processed again. Only
+    attributes that the function set on itself stay changed. A read of a state with a time to live counts as a read of
+    all keys of the batch, in all their namespaces.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
     function
         The function; its `open` is called here.
     output
-        The type of what it emits; by default it may emit nothing but None.
+        The type of the values that it emits; by default it may emit only None.
     timestamp
         The column with the event time of each row: a timestamp, or milliseconds since 1970.
     broadcasts
@@ -114,7 +114,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         Parameters
         ----------
         watermark
-            Milliseconds since 1970. One below the current watermark is passed over: nothing fires.
+            Milliseconds since 1970. A watermark below the current one is ignored: nothing fires.
 
         Returns
         -------
@@ -124,8 +124,8 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         Raises
         ------
         ProcessElementError
-            If the function raised, or a value it wrote or emitted does not fit; it names the timer. The states are as
-            before the call then, and the timers stay registered and fire by the next call.
+            If the function raised, or a value it wrote or emitted does not fit; it names the timer. The states are then
+            as before the call, and the timers stay registered and fire at the next call.
         """
         self._check_open()
         watermark = check_integer("watermark", watermark)

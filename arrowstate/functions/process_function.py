@@ -81,18 +81,18 @@ class ProcessContext(Context):
         return self._timers
 
     def state(self, descriptor: StateDescriptor) -> Any:
-        """Return the state with this descriptor: for use in `process_element`, where it is that of the element's key.
+        """Return the state with this descriptor; in `process_element` it is the state of the element's key.
 
-        A value state has `value`, `update`, `clear`; a reducing state and an aggregating state `add`, `get`,
-        `clear`; a list state and a map state what they have in the backend. To be called in `open`.
+        Call it in `open`. A value state has `value`, `update`, `clear`; reducing and aggregating states have `add`,
+        `get`, `clear`; list and map states have the same verbs for one record as in the backend.
 
-        A state with namespaces also has `current_namespace`, which holds until another is set, and
-        `merge_namespaces` where the backend has it. Of all keys of a batch all namespaces are read at once, so what
-        is kept in namespaces that nobody needs any more costs time in every batch. A namespace of other columns than
-        int64 and string costs about 0.2 ms when it is first set in a batch.
+        A state with namespaces also has `current_namespace`, which stays until another is set, and
+        `merge_namespaces` if the backend has it. All namespaces of all keys of a batch are read at once, so namespaces
+        that nobody needs any more cost time in every batch. A namespace with other columns than int64 and string costs
+        about 0.2 ms when it is first set in a batch.
 
-        Values added to an aggregating state are added up once a batch. A `get` after an `add` to the same key cannot
-        wait for that: it costs about 0.4 ms, a hundred times as much as an `add`.
+        Values added to an aggregating state are added up once a batch. A `get` after an `add` to the same key must
+        add them up at once: it costs about 0.4 ms, a hundred times as much as an `add`.
 
         Raises
         ------
@@ -129,14 +129,15 @@ class ProcessContext(Context):
         return have
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        """Hand a value to a side output, which the function names in `side_outputs`.
+        """Send a value to a side output, which the function names in `side_outputs`.
 
         Parameters
         ----------
         tag
             The side output.
         value
-            A plain value if it has one column, else a tuple or a mapping. One that does not fit fails the row.
+            A plain value if the side output has one column, else a tuple or a mapping. A value that does not fit fails
+            the row.
 
         Raises
         ------
@@ -218,7 +219,7 @@ class KeyedProcessFunction:
     def on_timer(self, timestamp: int, context: ProcessContext, out: Collector) -> None:
         """Called when a timer fires, with the states of its key; define it to have `context.timers`.
 
-        What it registers at or below the time that is fired up to fires in the same call.
+        A timer that it registers fires in the same call if it is due already.
 
         Parameters
         ----------

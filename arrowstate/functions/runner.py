@@ -28,7 +28,7 @@ class Context(Shown):
 
     @property
     def watermark(self) -> int | None:
-        """The event time, in milliseconds, up to which everything has come; None before the first watermark."""
+        """The event time, in milliseconds, up to which all rows are expected to have come; None before the first."""
         return self._backend.watermark
 
     def broadcast(self, name: str) -> ReadOnlyBroadcastState:
@@ -84,7 +84,7 @@ class Runner(Generic[F, C]):
         self.close()
 
     def side_output(self, tag: OutputTag) -> pa.Table:
-        """Return what the function handed to a side output in the last call; nothing of one that failed.
+        """Return the rows that the function sent to a side output in the last call; none after a call that failed.
 
         Returns
         -------

@@ -22,8 +22,8 @@ from arrowstate_formats.names import check_operator_uid
 class OutputTag:
     """A side output of a function: its name, and the columns of its rows.
 
-    A function names its tags in `side_outputs`, and hands rows over by `context.output(tag, rows)`. In a job they are a
-    stream: `stream.side_output(tag)`. What is handed to a tag that nobody reads is left out.
+    A function names its tags in `side_outputs`, and sends rows by `context.output(tag, rows)`. In a job they are a
+    stream: `stream.side_output(tag)`. Rows for a tag that nobody reads are left out.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class OutputTag:
     Raises
     ------
     InvalidInputError
-        If the name is none, or the schema has no columns.
+        If the name is not allowed, or the schema has no columns.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a connector is: the interfaces of sources and sinks, for those that come with the package and those of users.
+"""The interfaces of sources and sinks, for those of the package and those of users.
 
 A source is a description that is pickled. Its input is divided into splits, each of which is read by one reader at a
 time, from a position: that of the next row to read. Positions are part of each checkpoint, so a source must be able to
@@ -34,7 +34,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows that a reader has read, all of one split; no rows where only the position is another.
+    """Rows that a reader has read, all of one split; it may have no rows and only a new position.
 
     Examples
     --------
@@ -46,7 +46,7 @@ class Batch:
     rows: pa.RecordBatch
     split: str
     position: Any
-    """Where the split goes on after these rows."""
+    """The position after these rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,12 @@ class Reader(ABC):
 
     @abstractmethod
     def add(self, splits: Sequence[Split]) -> None:
-        """Read these splits too: when the job starts, and when more were discovered."""
+        """Also read these splits. Called when the job starts, and when more splits were discovered."""
 
     def pause(self, splits: Collection[str]) -> None:  # noqa: B027
-        """Return no rows of these splits until they are named no more; each call names all that pause.
+        """Return no rows of these splits until a call no longer names them; each call names all that pause.
 
-        A reader that does not define it must return the rows of its splits in any order it likes; the runtime then
-        stops reading altogether while one of them is ahead.
+        For a reader that does not define this method, the runtime stops reading all splits while one of them is ahead.
         """
 
     def committed(self, positions: Mapping[str, Any]) -> None:  # noqa: B027
@@ -139,10 +138,10 @@ class Source(ABC):
     schema: pa.Schema
     """The columns of the rows."""
     position_type: pa.DataType = pa.int64()
-    """The Arrow type of positions, which are kept in checkpoints. No number of them falls while a split is read: of a
-    struct the first field that differs."""
+    """The Arrow type of positions, which are kept in checkpoints. A position never falls while a split is read; structs
+    are compared by the first field that differs."""
     is_sequential: bool = False
-    """Whether a reader reads its splits one after another: one that was not begun holds no event time back."""
+    """Whether a reader reads its splits one after another; then a split that was not begun delays no event time."""
     is_bounded: bool = True
     """Whether the splits of the first discovery are all there will be, and each of them ends."""
     discovery_ms: int = 10_000
@@ -151,28 +150,28 @@ class Source(ABC):
     def check_splits(self, begun: Sequence[Split], finished: Sequence[Split]) -> None:  # noqa: B027
         """Refuse the splits of a checkpoint that this source cannot go on with.
 
-        Called when a job starts with a checkpoint. A source whose splits depend on its arguments looks here whether
-        they are still the same; by default all splits are taken.
+        Called when a job starts with a checkpoint. A source whose splits depend on its arguments checks here that
+        they are still the same. By default all splits are accepted.
 
         Parameters
         ----------
         begun
-            The splits that are to be read on, or were not begun, with their positions.
+            The splits that are not finished, with their positions.
         finished
-            The splits that were read to their end, with the positions of their ends. They are not read again.
+            The splits that were read to their end, with their last positions. They are not read again.
 
         Raises
         ------
         SourceError
-            If a split is none of this source, or has other rows than those that were read of it.
+            If a split does not belong to this source, or has other rows than were read from it.
         """
 
     @abstractmethod
     def discover(self, known: Collection[str]) -> Sequence[Split]:
-        """Return the splits there are besides the known ones, whose ids are given, in the order to read them in.
+        """Return the splits whose ids are not known yet, in the order in which to read them.
 
-        The first subtask reads the first of them, the second the second, and so on in turn. Each subtask reads its
-        splits in this order; one that was begun before a restart comes first.
+        The splits are dealt out in turn: the first subtask reads the first, the second subtask the second, and so on.
+        Each subtask reads its splits in this order; a split that was begun before a restart comes first.
 
         Called in the process of the coordinator, before the job starts and again at intervals if the source is not
         bounded.
@@ -185,7 +184,7 @@ class Source(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Which rows a sink is given: equal tokens mean equal rows.
+    """Names the rows that a sink receives: equal tokens mean equal rows.
 
     Examples
     --------
@@ -198,7 +197,7 @@ class Token:
     uid: str
     """The uid of the sink."""
     checkpoint_id: int
-    """Ascending; no rows of a checkpoint come before all of those before it were committed."""
+    """It rises: rows of a checkpoint come when the rows of all earlier checkpoints were committed."""
     subtask: int
 
     def __str__(self) -> str:
@@ -208,9 +207,9 @@ class Token:
 class Sink(ABC):
     """Takes the rows of a checkpoint after the checkpoint is committed, exactly once by a token.
 
-    The runtime keeps the rows: they are part of the checkpoint, and are given again until `commit` has returned. It is
-    pickled, and used in the process of the coordinator. Derive from it, and run `arrowstate.testing.SinkConformance`
-    against it.
+    The rows are part of the checkpoint, and the runtime sends them again until `commit` has returned. The sink is
+    pickled, and used in the process of the coordinator. Derive from this class, and run
+    `arrowstate.testing.SinkConformance` against your class.
 
     Examples
     --------
@@ -248,9 +247,9 @@ class Sink(ABC):
 
     @abstractmethod
     def commit(self, rows: pa.Table, token: Token) -> None:
-        """Make these rows visible, all or none of them, unless those of this token are already.
+        """Make these rows visible, all or none of them, unless rows with this token are visible already.
 
-        What it raises fails the job, which starts again and gives the same rows with the same token.
+        An exception fails the job, which starts again and sends the same rows with the same token.
         """
 
     def close(self) -> None:  # noqa: B027
@@ -258,10 +257,10 @@ class Sink(ABC):
 
 
 class DirectSink(ABC):
-    """Is given rows when they come, before a checkpoint has them: at least once.
+    """Receives rows immediately, before a checkpoint has them: at least once.
 
-    After a failure the job goes back to the newest checkpoint, and rows that came after it come again. It is pickled,
-    and opened, used and closed in the slot of each subtask.
+    After a failure the job goes back to the newest checkpoint, and rows after it come again. The sink is pickled, and
+    opened, used and closed in the slot of each subtask.
 
     Examples
     --------
@@ -283,7 +282,7 @@ class DirectSink(ABC):
 
     @abstractmethod
     def write(self, rows: pa.RecordBatch, subtask: int) -> None:
-        """Take rows of a subtask, at least one row. What it raises fails the job."""
+        """Write rows of a subtask, at least one row. An exception fails the job."""
 
     def close(self) -> None:  # noqa: B027
         """Let go of what is open."""
@@ -294,28 +293,29 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def write(self, rows: pa.RecordBatch) -> None:
-        """Write rows where nobody sees them yet."""
+        """Write rows to a place where nobody sees them yet."""
 
     @abstractmethod
     def prepare(self, checkpoint_id: int) -> pa.RecordBatch:
-        """Bring what was written since the last call to where a commit cannot fail, and return what names it.
+        """Make the rows since the last call durable, so that their commit cannot fail, and return their names.
 
         Returns
         -------
         pa.RecordBatch
-            Committables, in the columns of the sink's `committable_schema`; none if nothing was written.
+            The names, such as file names, in the columns of the sink's `committable_schema`; no rows if nothing was
+            written.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """Throw away what was written and not prepared, and close."""
+        """Throw away the rows that were written and not prepared, and close."""
 
 
 class PreparingSink(ABC):
-    """A sink that rows are streamed to before their checkpoint is committed, for bulk. It is pickled.
+    """A sink for much data, which writes rows before their checkpoint and makes them visible after it. It is pickled.
 
-    What was prepared is part of the checkpoint, and is committed after it, in the process of the coordinator. Derive
-    from it, and run `arrowstate.testing.PreparingSinkConformance` against it.
+    The names of prepared rows are part of the checkpoint, and are committed after it, in the process of the
+    coordinator. Derive from this class, and run `arrowstate.testing.PreparingSinkConformance` against your class.
 
     Examples
     --------
@@ -370,7 +370,7 @@ class PreparingSink(ABC):
     """
 
     committable_schema: pa.Schema
-    """The columns of what names prepared rows, such as file names or transaction ids."""
+    """The columns that name prepared rows, such as file names or transaction ids."""
 
     def check_schema(self, uid: str, schema: pa.Schema) -> None:  # noqa: B027
         """Refuse columns that the sink cannot write, with an `InvalidInputError`; called when it is declared."""
@@ -381,10 +381,10 @@ class PreparingSink(ABC):
 
     @abstractmethod
     def commit(self, committables: pa.RecordBatch) -> None:
-        """Make visible what was prepared. What is visible already is left as it is; what is lost is an error."""
+        """Make prepared rows visible. Rows that are visible already stay as they are; lost rows are an error."""
 
     def recover(self, store_id: str, uid: str, committed: pa.RecordBatch) -> None:  # noqa: B027
-        """Throw away what killed attempts have left and no checkpoint names.
+        """Throw away prepared rows that killed attempts have left and no checkpoint names.
 
-        Called once before writers are made, after `committed`, all that the checkpoint names, was committed again.
+        Called once before writers are made. `committed`, the names in the checkpoint, was committed again before.
         """

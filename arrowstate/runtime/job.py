@@ -27,18 +27,18 @@ from arrowstate_formats.key_groups import MAX_PARALLELISM, check_max_parallelism
 
 
 class Job:
-    """A job on one machine: what it reads, what it does with it, and what becomes of the results.
+    """A job on one machine: its sources, its functions and its sinks.
 
-    Its state, its positions in the sources, and the rows that sinks have not had are in the checkpoints of one store,
-    which belongs to the job. Started again with the same store it goes on where its newest checkpoint is, with
-    everything exactly once; at any parallelism.
+    The job has a store of its own. The checkpoints there hold its state, its positions in the sources, and the rows
+    that sinks have not accepted yet. Started again with the same store, the job goes on from the newest checkpoint,
+    at any parallelism, and each row counts once.
 
     Parameters
     ----------
     store
-        Where the store is; made if there is none.
+        The path or URL of the store, which is made if there is none.
     parallelism
-        The number of slots, each of which runs one subtask of everything; 1 to `max_parallelism`.
+        The number of slots, each of which runs one subtask of every operator; 1 to `max_parallelism`.
     max_parallelism
         The number of key groups, up to 32768. By default that of the store; in a new store 128, or more at a
         parallelism above 85.
@@ -48,21 +48,22 @@ class Job:
         `exactly-once`, or `at-least-once`: then no channel waits for a barrier, and rows may count twice after a
         restart.
     restart
-        What happens after a failure; by default it starts again after 1 s to 60 s, for ever.
+        What happens after a failure; by default the job starts again after 1 s to 60 s, for ever.
     storage_options
         As for `arrowstate.open_store`.
     allow_non_restored_state
-        Let go what the store has of operators that the job does not declare. Without it that is refused.
+        Drop the state of operators that the job does not declare. Without it a store with such state is refused.
     task_timeout_ms
-        A slot in a process of its own that is in one step for longer, at least 1 ms, is taken to hang: it is killed,
+        For slots in processes: a slot that stays in one step for longer, at least 1 ms, counts as hung. It is killed,
         and the job starts again from its newest checkpoint. None for never.
     spare_slot
-        Keep a process ready, while slots run in processes, that takes the place of the first that dies: it has loaded
-        all that a slot needs, some 200 MB.
+        For slots in processes: keep a spare process ready that replaces the first slot that dies. It has loaded all
+        packages that a slot needs, and takes some 200 MB.
     retention
-        Which checkpoints stay: the newest 10 by default, and the newest of each of the last 24 hours; besides
-        savepoints, and what tags and leases hold. None keeps all. The others are removed beside the job, one collection
-        at a time, and no checkpoint waits for it. A collection that fails is logged as a warning, and the next goes on.
+        Which checkpoints stay: by default the newest 10, and the newest of each of the last 24 hours, and always
+        savepoints and checkpoints with a tag or a lease. None keeps all. The others are deleted beside the job, one
+        collection at a time, and no checkpoint waits for it. A collection that fails is logged as a warning, and the
+        next goes on.
 
     Examples
     --------
@@ -135,23 +136,23 @@ class Job:
         Parameters
         ----------
         source
-            Where from.
+            The source.
         uid
-            Its name in the store, where its positions are kept; the same at every start.
+            Its name in the store, under which its positions are kept; the same at every start.
         watermarks
-            How far event time is by its rows; by default it stands still until the end of the input.
+            How event time follows from its rows; by default event time stands still until the end of the input.
         on_error
-            What becomes of a row without an event time where `watermarks` ask for one: it fails the job, or with
-            `dead_letter` is set aside in an output table, as by `Stream.stateful`. The `key` of these is `split` and
-            `position`, from where the row was read. What a source cannot read fails the job in any case.
+            What happens to a row without the event time that `watermarks` need: by default it fails the job; with
+            `dead_letter` it goes to an output table, as for `Stream.stateful`. The `key` of such rows is the `split`
+            and the `position` of the row. Input that a source cannot read always fails the job.
         dead_letters
             The name of that output table, by default the uid with `_dead_letters`.
 
         Raises
         ------
         InvalidInputError
-            If the uid is taken, or the source has no such timestamp column; if it is no `Source`, or the store cannot
-            keep its positions, or rows of it that are set aside.
+            If the uid is taken, `source` is not a `Source`, it has no such timestamp column, or the store cannot keep
+            its positions or dead letters.
         """
         given: object = source
         if not isinstance(given, Source) or not isinstance(getattr(given, "schema", None), pa.Schema):
@@ -182,15 +183,16 @@ class Job:
         Parameters
         ----------
         mode
-            Where slots run: in `processes` of their own, in `threads` of this one, or `inline`, in whatever thread asks
-            the running job to go on, in an order that the seed decides and with a clock of its own.
+            Where slots run: in `processes` of their own, in `threads` of this process, or `inline`, in the thread that
+            calls the running job, in an order that the seed decides and with a clock of its own.
         seed
-            For `inline`.
+            The seed for `inline`.
 
         Raises
         ------
         InvalidInputError
-            If the job has no source, the store holds the state of others, or a part of the job cannot be pickled.
+            If the job has no source, the store has state that the job does not declare, or a part of the job cannot be
+            pickled.
         FencedError
             If a newer writer opens the store while this one starts.
         """

@@ -47,7 +47,7 @@ def is_unrecoverable(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """When a job that failed starts again from its newest checkpoint; the strategies and defaults are Flink's.
+    """Decides when a failed job starts again from its newest checkpoint; the strategies and defaults are Flink's.
 
     Examples
     --------
@@ -76,7 +76,8 @@ class Restart:
     ) -> Restart:
         """Wait half as long again after each failure, from `initial_ms` to `longest_ms`, a tenth more or less.
 
-        After `reset_ms` without a failure it begins anew. It ends after `attempts` failures in a row, if given.
+        After `reset_ms` without a failure the wait is `initial_ms` again. With `attempts`, the job ends after so many
+        failures in a row.
         """
         initial_ms = check_integer("initial_ms", initial_ms, 0)
         return cls(

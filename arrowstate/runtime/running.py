@@ -59,7 +59,7 @@ class Driver(Protocol):
 
 
 class RunningJob:
-    """A job that was started. It is used as a context, at whose end the job is stopped without a checkpoint.
+    """A job that was started. Use it in a `with` block, at whose end the job is stopped without a checkpoint.
 
     Examples
     --------
@@ -113,35 +113,35 @@ class RunningJob:
         return self._driver
 
     def status(self) -> JobStatus:
-        """Return how the job is."""
+        """Return the state of the job and of its tasks, channels and checkpoints."""
         # Of a job that is rescaled the driver that is left says how it was.
         status: JobStatus = self._driver.call(lambda job: status_of(job, self._job.graph))
         return status
 
     def sql(self, query: str, *, params: Sequence[Any] | Mapping[str, Any] | None = None) -> DuckDBPyRelation:
-        """Run a query over how the job is, and over the states of its newest checkpoint.
+        """Run a query over the status of the job, and over the states of its newest checkpoint.
 
-        What `status` returns is in four tables, as it is when this is called; who is the bottleneck is
-        `select operator, subtask, busy from runtime.tasks order by busy desc limit 1`, and those before it in the job
-        are blocked. Beside them are the views of `Snapshot.sql`, the history of the store in `arrowstate.checkpoints`
-        among them. Where an operator is called `runtime`, the four are in the schema `runtime~2`.
+        Four tables have what `status` returns at the time of the call. The bottleneck is
+        `select operator, subtask, busy from runtime.tasks order by busy desc limit 1`; the tasks before it in the job
+        are blocked. The query also has the views of `Snapshot.sql`, such as the history of the store in
+        `arrowstate.checkpoints`. If an operator is called `runtime`, the four tables are in the schema `runtime~2`.
 
         `runtime.tasks`
-            A row for each subtask: `operator`, `subtask`; `rows_in`, `rows_out`, `bytes_in`, `bytes_out` since the job
-            was started last, and the same with `_per_second` (double); `busy`, `blocked`, `idle` (double, parts of the
-            time); `queued_rows`, `queued_bytes`; `watermark` and `lag_ms` in milliseconds, null where there is none;
+            A row for each subtask: `operator`, `subtask`; `rows_in`, `rows_out`, `bytes_in`, `bytes_out` since the last
+            start of the job, and the same with `_per_second` (double); `busy`, `blocked`, `idle` (double, shares of the
+            time); `queued_rows`, `queued_bytes`; `watermark` and `lag_ms` in milliseconds, null if there is none;
             `has_ended`; `late_rows`; `dead_rows`.
         `runtime.channels`
             A row for each channel: `origin`, `operator`, `input` (text), `from_subtask`, `to_subtask`; `rows`, `bytes`,
             and the same with `_per_second`; `in_flight_rows`, `in_flight_bytes`, `queued_rows`, `queued_bytes`;
             `blocked`; `watermark`; `is_aligning`.
         `runtime.checkpoints`
-            A row for each checkpoint, those that were given up included: `checkpoint_id`, `status`, `triggered_at` and
-            `ended_at` in UTC, `duration_ms`, `reason`; `acknowledged`, how many subtasks had written their part;
-            `alignment_us` and `async_us` of the slowest, `bytes_written` of all.
+            A row for each checkpoint, also for those that were given up: `checkpoint_id`, `status`, `triggered_at` and
+            `ended_at` in UTC, `duration_ms`, `reason`; `acknowledged`, the number of subtasks that wrote their part;
+            `alignment_us` and `async_us` of the slowest subtask, `bytes_written` of all.
         `runtime.restarts`
             A row for each failure and change of parallelism: `attempt`, `failed_at` in UTC, `reason`, `checkpoint_id`,
-            which the next attempt began with, `running_at` in UTC, `down_ms`.
+            with which the next attempt began, `running_at` in UTC, `down_ms`.
 
         Parameters
         ----------
@@ -192,9 +192,9 @@ class RunningJob:
         return open_page(jobs=[self], host=host, port=port).start()
 
     def checkpoint(self, *, timeout_ms: int | None = None) -> Snapshot:
-        """Take a checkpoint now, and return it once it is committed and the sinks have had their rows.
+        """Take a checkpoint now, and return it when it is committed and the sinks have accepted their rows.
 
-        Of a job that is rescaled meanwhile it is taken when that has ended.
+        During a rescale it waits, and takes the checkpoint afterwards.
 
         Raises
         ------
@@ -223,7 +223,7 @@ class RunningJob:
     def stop(self, savepoint: str | Path | None = None, *, drain: bool = False, **options: Any) -> Snapshot:
         """Stop reading, take a last checkpoint, and end.
 
-        A job that is rescaled meanwhile is stopped when that has ended. One that waits to start again after a failure
+        During a rescale it waits, and stops the job afterwards. A job that waits for its next attempt after a failure
         ends at once.
 
         Parameters
@@ -231,8 +231,8 @@ class RunningJob:
         savepoint
             The name or path of a savepoint of that checkpoint; none by default.
         drain
-            Let event time end, so that all timers fire and all windows end, as at the end of the input. The job can not
-            be continued sensibly then.
+            Let event time end, so that all timers fire and all windows end, as at the end of the input. To continue the
+            job after that makes no sense.
         options
             As for `StateStore.savepoint`.
 
@@ -244,8 +244,8 @@ class RunningJob:
         Raises
         ------
         JobFailedError
-            If the job was down, for it waited to start again after a failure: the message says from which checkpoint
-            the next start goes on. Also if it failed twice while it was stopped, or is not to start again.
+            If the job was waiting for its next attempt after a failure; the message says from which checkpoint the next
+            start goes on. Also if it failed twice while it was being stopped, or if its strategy allows no new start.
         """
         left = _Left(None, "")
         while True:
@@ -259,17 +259,17 @@ class RunningJob:
         return self.store.savepoint(savepoint, checkpoint=snapshot.checkpoint_id, **options)
 
     def rescale(self, *, parallelism: int, max_parallelism: int | None = None) -> None:
-        """Go on with another number of slots, from a checkpoint that is taken now; no row of state is rewritten.
+        """Take a checkpoint and go on from it with another number of slots; no row of state is rewritten.
 
-        Until the new slots are there the job is `rescaling`: `wait` waits on, and a checkpoint or a stop that another
-        thread asks for comes after it, as does another rescale. If the new slots cannot be started, the job has failed.
+        Until the new slots run, the job is `rescaling`: `wait` waits on, and a checkpoint, a stop or another rescale
+        of another thread comes after it. If the new slots cannot be started, the job has failed.
 
         Raises
         ------
         InvalidInputError
             If the numbers are out of range, or the job has ended or is being stopped.
         CheckpointAbortedError
-            If its checkpoint ended without a commit; the job goes on as it was.
+            If the checkpoint ended without a commit; the job goes on with the old number.
         """
         with self._rescales:
             maximum = self._max_parallelism if max_parallelism is None else check_max_parallelism(max_parallelism)
@@ -297,7 +297,7 @@ class RunningJob:
                     self._changed.notify_all()
 
     def wait(self, timeout_ms: int | None = None) -> Snapshot:
-        """Wait until the job has ended, and return the snapshot that it ended with; a rescale is no end.
+        """Wait until the job has ended, and return its last snapshot; a rescale does not end the wait.
 
         Raises
         ------
@@ -329,7 +329,7 @@ class RunningJob:
         return self.store.latest()
 
     def go_on(self, steps: int) -> None:
-        """Let a job that runs `inline` do so many steps.
+        """Let a job that runs `inline` do `steps` steps.
 
         Raises
         ------

@@ -15,22 +15,22 @@ from arrowstate.runtime.graph import Graph
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """How a subtask of a running job is; rates are of the last quarter of a second or so, and 0 between attempts.
+    """The status of a subtask; rates are of the last quarter of a second or so, and 0 between attempts.
 
-    A slot has one thread. What is left of the time beside `busy`, `blocked` and `idle` a task waits for its turn, while
-    another one of its slot is busy.
+    A slot has one thread. In the time that is not `busy`, `blocked` or `idle`, a task waits for its turn while another
+    task of its slot is busy.
     """
 
     task: str
     """The uid."""
     slot: int
     rows: int
-    """Rows that it took since the job was started last."""
+    """Rows that it received since the last start of the job."""
     rows_per_second: float
     busy: float
-    """The part of the time that it spent in its function, 0 to 1."""
+    """The share of the time that it spent in its function, 0 to 1."""
     blocked: float
-    """The part of the time that it had something to do and no room for what it gives out, 0 to 1."""
+    """The share of the time in which it had rows to process and no room for its output, 0 to 1."""
     queued_rows: int
     """Rows that wait in its channels."""
     watermark: int | None
@@ -43,25 +43,25 @@ class TaskStatus:
     dead_rows: int = 0
     """Rows that were set aside as dead letters, since the job was started last."""
     idle: float = 0.0
-    """The part of the time that there was nothing to do, 0 to 1."""
+    """The share of the time in which it had nothing to do, 0 to 1."""
     rows_out: int = 0
-    """Rows that it gave out, to channels and sinks."""
+    """Rows that it sent to channels and sinks."""
     rows_out_per_second: float = 0.0
     bytes: int = 0
-    """The size of the rows that it took."""
+    """The size of the rows that it received."""
     bytes_per_second: float = 0.0
     bytes_out: int = 0
-    """The size of the rows that it gave out."""
+    """The size of the rows that it sent."""
     bytes_out_per_second: float = 0.0
     queued_bytes: int = 0
     """The size of the rows that wait in its channels."""
     lag_ms: int | None = None
-    """How far its watermark is behind the clock; None before the first watermark, and after the last."""
+    """The time by which its watermark is behind the clock; None before the first watermark, and after the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatus:
-    """How a channel from a subtask of one task to a subtask of another is."""
+    """The status of a channel from a subtask of one task to a subtask of another."""
 
     origin: str
     """The uid of the task that sends."""
@@ -77,13 +77,13 @@ class ChannelStatus:
     rows_per_second: float
     bytes_per_second: float
     in_flight_rows: int
-    """Rows that were sent and not taken up."""
+    """Rows that were sent and not processed yet."""
     in_flight_bytes: int
     queued_rows: int
-    """Those of them that have come and wait."""
+    """Rows of these that have arrived and wait."""
     queued_bytes: int
     blocked: float
-    """The part of the time that there was no room for more, 0 to 1."""
+    """The share of the time in which it had no room for more rows, 0 to 1."""
     watermark: int | None
     """How far event time is by this channel, in milliseconds; None before its first watermark."""
     is_aligning: bool
@@ -92,19 +92,19 @@ class ChannelStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """How a job is at the moment."""
+    """The status of a job at the moment."""
 
     state: JobState
     attempt: int
-    """How often it was started, this time included."""
+    """How often it was started, including this time."""
     failures: tuple[str, ...]
-    """What the last failures were, oldest first."""
+    """The last failures, oldest first."""
     checkpoints: tuple[CheckpointRecord, ...]
     """The checkpoints that ended last, oldest first, and those in progress."""
     tasks: tuple[TaskStatus, ...]
-    """How each subtask of each task is, by its name and its slot."""
+    """The status of each subtask, ordered by the name of its task and by its slot."""
     channels: tuple[ChannelStatus, ...] = ()
-    """How each channel between subtasks is, by who receives and who sends."""
+    """The status of each channel, ordered by receiver and sender."""
     restarts: tuple[RestartStatus, ...] = ()
     """The last failures and changes of parallelism, oldest first, and how the job went on after each."""
 

@@ -85,26 +85,27 @@ class Stream:
         on_error: OnError = "fail",
         dead_letters: str | None = None,
     ) -> Stream:
-        """Return what a function makes of the rows, a batch at a time; it must not depend on how batches are cut.
+        """Return the rows that a function makes of each batch; it must not depend on how batches are cut.
 
         Parameters
         ----------
         function
-            Gets and returns rows, which may be fewer or more, of other columns; None for none. It keeps no state.
+            It is called with a batch and returns a batch, which may have more or fewer rows and other columns, or None
+            for no rows. It must keep no state.
         schema
             The columns that it returns; by default those that it returns for a batch without rows.
         on_error
-            What becomes of a row that the function raises on, or returns other columns for: it fails the job, or with
-            `dead_letter` is set aside, as by `stateful`. The `key` of these is `task`, the uid of the step that the
-            function is part of.
+            What happens to a row for which the function raises or returns other columns: by default it fails the job;
+            with `dead_letter` it goes to an output table, as for `stateful`. The `key` of such rows is `task`, the uid
+            of the step that the function is part of.
         dead_letters
             The name of the output table for them.
 
         Raises
         ------
         InvalidInputError
-            If the function fails on a batch without rows, or returns None for it, and `schema` is not given; if
-            `schema` is none, or rows cannot be set aside because the store has no such columns.
+            If `schema` is not given, and the function fails or returns None for a batch without rows; if `schema` is
+            not a schema; or if the store cannot have the columns of dead letters.
         """
         if schema is None:
             schema = self._schema_of(function)
@@ -163,47 +164,48 @@ class Stream:
         on_error: OnError = "fail",
         dead_letters: str | None = None,
     ) -> Stream:
-        """Run a function with keyed state, and return what it emits.
+        """Run a function with keyed state, and return the stream of rows that it emits.
 
         Parameters
         ----------
         operator
-            A `BatchFunction`, such as a `WindowFunction`, or a `KeyedProcessFunction`; each subtask has one of its own.
+            A `BatchFunction`, such as a `WindowFunction`, or a `KeyedProcessFunction`; each subtask has its own copy.
         key
             The key columns. A null in one of them is an error of its row.
         uid
             The operator's name in the store, the same at every start.
         output_schema
-            The columns that it emits. A `WindowFunction` has its own; any other function without it emits nothing. A
+            The columns that it emits; without them it emits nothing. A `WindowFunction` has its own columns. A
             `KeyedProcessFunction` emits plain values if there is one column, else tuples or mappings.
         timestamp
             The column with the event time of a row, for a `KeyedProcessFunction`: a timestamp or milliseconds since
             1970.
         broadcast
-            By descriptor, a stream of two columns, key and value, that sets the entries of a broadcast state in every
-            subtask while it comes.
+            By descriptor of a broadcast state, a stream with two columns, key and value, whose rows set the entries of
+            the state in every subtask.
         on_error
-            What becomes of a row that the operator cannot take: its key or timestamp is null, the function raises on
-            it, or what it writes or emits for it does not fit. `fail`, the default, fails the job. `dead_letter` sets
-            the row aside in an output table, exactly once, and the state is as if it had never come. The function is
-            called again without it, so it must not count calls in attributes. What raises in `open`, by a watermark or
-            by a timer still fails the job.
+            What happens to a row that the operator cannot process: its key or timestamp is null, the function raises on
+            it, or a value that it writes or emits does not fit. `fail`, the default, fails the job. `dead_letter` sends
+            the row to an output table, exactly once, and the state is as if the row had never come. The function is
+            called again without the row, so it must not count calls in attributes. An exception in `open`, at a
+            watermark or in a timer still fails the job.
         dead_letters
             The name of that output table, by default the uid with `_dead_letters`. Its columns are those of
-            `arrowstate.spark.stateful`: `reason`, `error` (the class), `batch_id` (the checkpoint that was to come
-            when the row came), `key` and `row`, the latter structs of the key columns and of all columns.
+            `arrowstate.spark.stateful`: `reason`, `error` (the class), `batch_id` (the checkpoint after the row),
+            `key` and `row`, which are structs of the key columns and of all columns.
 
         Raises
         ------
         InvalidInputError
-            If the uid is taken, a column is missing, or the function is none; if a column cannot go from one subtask to
-            another, as views and run-end encoded ones cannot, or cannot be set aside.
+            If the uid is taken, a column is missing, or `operator` is not a function; if a column cannot go from one
+            subtask to another, as views and run-end encoded columns cannot; or if the store cannot have the columns of
+            dead letters.
         """
         aside = dead_letters_name(uid, on_error, dead_letters)
         return _stateful(self.graph, [self], operator, key, uid, output_schema, timestamp, broadcast or {}, aside)
 
     def side_output(self, tag: OutputTag) -> Stream:
-        """Return the rows that the function which this stream comes from hands to a side output.
+        """Return the rows that the function of this stream hands to a side output.
 
         Parameters
         ----------
@@ -213,7 +215,7 @@ class Stream:
         Raises
         ------
         InvalidInputError
-            If this is not what a function with that side output emits.
+            If this stream does not come from a function with that side output.
 
         Examples
         --------
@@ -249,16 +251,16 @@ class Stream:
         Parameters
         ----------
         sink
-            Where to.
+            The sink.
         uid
-            Its name in the store, where rows are kept until it has had them; the same at every start. An `OutputTable`
-            has its own.
+            Its name in the store, where rows are kept until the sink has accepted them; the same at every start. An
+            `OutputTable` has a name of its own.
 
         Raises
         ------
         InvalidInputError
-            If the uid is missing or taken, or the sink is none; if there are columns that the store cannot keep for it,
-            such as a dictionary, a view, a calendar interval or a union, or that the sink refuses.
+            If the uid is missing or taken, or `sink` is not a sink; if the sink refuses a column, or the store cannot
+            keep it for the sink, such as a dictionary, a view, a calendar interval or a union.
         """
         if isinstance(sink, OutputTable):
             if uid not in (None, sink.name):
@@ -364,10 +366,10 @@ class ConnectedStreams:
         on_error: OnError = "fail",
         dead_letters: str | None = None,
     ) -> Stream:
-        """Run a function with two inputs and keyed state; as `Stream.stateful`.
+        """Run a function with two inputs and keyed state; see `Stream.stateful`.
 
-        `key` are the key columns of both streams, or a pair with those of each, of which the first name the key. Dead
-        letters have the columns of both streams; those of one name must be of one type.
+        `key` names the key columns of both streams, or is a pair with the key columns of each; the first stream gives
+        the key its names. Dead letters have the columns of both streams; columns of one name must have one type.
         """
         streams = [self._first, self._second]
         graph = self._first.graph

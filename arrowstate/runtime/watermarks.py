@@ -1,4 +1,4 @@
-"""How a source knows how far event time is."""
+"""How the watermark of a source follows from its rows."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from arrowstate_formats.integers import check_integer
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """The event time of a source's rows, and when to believe that no earlier ones follow.
+    """The column with the event time of a source's rows, and how much rows may be out of order.
 
-    Each split has a watermark of its own, one millisecond below the highest event time that it has shown less
-    `out_of_order_ms`; that of the source is the lowest of its splits. It is Flink's `forBoundedOutOfOrderness`.
+    The watermark of a split is its highest event time less `out_of_order_ms`, less a millisecond. The watermark of the
+    source is the lowest of its splits. This is Flink's `forBoundedOutOfOrderness`.
 
     Parameters
     ----------
     timestamp
         The column with the event time: a timestamp, or milliseconds since 1970. A null in it is an error of its row.
     out_of_order_ms
-        How much later than a later one a row may come, in milliseconds; 0 or more.
+        By how many milliseconds of event time a row may come after a later one; 0 or more.
     idle_ms
-        After how many milliseconds without rows a split no longer holds back the others, at least 1; None for never.
+        After how many milliseconds without rows a split no longer delays the watermark, at least 1; None for never.
     group
         Sources that name the same group wait for each other: see `max_drift_ms`.
     max_drift_ms

@@ -12,14 +12,14 @@ from arrowstate.runtime.connectors import DirectSink
 
 
 class FunctionSink(DirectSink):
-    """Calls a function with rows when they come: at least once.
+    """Calls a function with rows as soon as they come: at least once.
 
-    After a failure the job goes back to the newest checkpoint, and rows that came after it come again.
+    After a failure the job goes back to the newest checkpoint, and rows after it come again.
 
     Parameters
     ----------
     function : callable
-        `function(rows)` takes a `pyarrow.RecordBatch`. It is called in the slots of the job. What it raises fails the
+        `function(rows)` takes a `pyarrow.RecordBatch`. It is called in the slots of the job. An exception fails the
         job, which starts again.
 
     Raises

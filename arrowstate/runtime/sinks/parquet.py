@@ -24,10 +24,10 @@ class ParquetSink(Sink):
     """Writes the rows of each checkpoint to a folder, as a Parquet file for each subtask that has rows: exactly once.
 
     A file is called `<uid of the sink>-<checkpoint id, of 20 digits>-<subtask>.parquet`, so the names of a sink are in
-    the order of the checkpoints. It is there whole or not at all: it is written under a hidden name first, or in one
-    request to a storage of objects. Readers that leave files out whose names begin with `.` see only whole checkpoints
-    of a subtask. Files must stay while the job may go on: after a failure the rows of the newest checkpoint are
-    given again, and written again where their file is gone.
+    the order of the checkpoints. A file is visible only when it is complete: it is written under a hidden name first,
+    or in one request to an object storage. Readers must leave out names that begin with `.`. Do not delete files while
+    the job may go on: after a failure the rows of the newest checkpoint are sent again, and written again if their file
+    is gone.
 
     Parameters
     ----------
@@ -100,9 +100,9 @@ class ParquetSink(Sink):
 class BulkParquetSink(PreparingSink):
     """Writes rows to Parquet files as they come, and shows them when their checkpoint is committed: exactly once.
 
-    The files are those of `ParquetSink`, without being part of the checkpoint before: for much data, which is written
-    once. Until then they have hidden names, beginning with `.`. Those of killed attempts are deleted when the job
-    starts again. On a storage of objects they are copied to their names, for such a storage cannot rename.
+    The files are those of `ParquetSink`, but the rows are not part of the checkpoint. So much data is written only
+    once. Until the commit the files have hidden names, which begin with `.`. Files of killed attempts are deleted when
+    the job starts again. On an object storage files are copied to their names, because it cannot rename.
 
     Parameters
     ----------

@@ -23,16 +23,15 @@ COMMITS = "arrowstate_commits"
 class PostgresSink(Sink):
     """Adds the rows of each checkpoint to a table of PostgreSQL: exactly once.
 
-    Rows are copied in one transaction together with their token, which a table `arrowstate_commits` has for each sink
-    and subtask: the newest checkpoint whose rows are there. It is made beside the table where it is missing. Rows of a
-    token that is not newer are passed over. Deleting a row of `arrowstate_commits` would let rows come twice.
+    Rows are copied in one transaction together with their token. The table `arrowstate_commits` has the token of each
+    sink and subtask: the newest checkpoint whose rows were copied. It is made beside the table if it is missing. Rows
+    of a token that is not newer are skipped. If a row of `arrowstate_commits` is deleted, rows may be copied twice.
 
     Parameters
     ----------
     conninfo : str
-        Where the database is, as libpq says it: a URL such as `postgresql://ann@db/shop`, or `host=db dbname=shop`.
-        What it does not say comes from the environment. It is part of what the job's processes are given, so put no
-        password into it that they may not have.
+        The database, in a form of libpq: a URL such as `postgresql://ann@db/shop`, or `host=db dbname=shop`. Missing
+        parts come from the environment. The text is sent to the processes of the job, so a password in it reaches them.
     table : str
         The table, which must exist. Rows go to the columns of the same names.
     schema : str, optional
@@ -43,8 +42,8 @@ class PostgresSink(Sink):
     MissingDependencyError
         If psycopg is not installed: `pip install 'arrowstate[postgres]'`.
     InvalidInputError
-        From `open`, if there is no such table. What PostgreSQL refuses is raised as psycopg does, and nothing of these
-        rows is there then.
+        From `open`, if there is no such table. If PostgreSQL refuses rows, psycopg's error is raised, and none of
+        these rows is in the table.
 
     Notes
     -----

@@ -9,7 +9,7 @@ from arrowstate_formats.names import check_operator_uid
 
 @dataclass(frozen=True, slots=True)
 class OutputTable:
-    """A sink that keeps rows in the job's store, exactly once: each is in the log entry of the checkpoint it is of.
+    """A sink that keeps rows in the store of the job, exactly once, in the log entry of their checkpoint.
 
     Every checkpoint appends to it, and a row keeps its number for ever. It is the state `rows` of an operator of this
     name: a table in SQL, and a stream for Spark and for an `OutputSource` of another job.

@@ -33,9 +33,9 @@ _TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "created")
 class FileSource(Source):
     """The rows of the files in a folder and below it.
 
-    Files are read in the order in which they were modified, then of their names. Left out are those with a name, or in
-    a folder, that begins with `.` or `_`, and those that end with `.tmp` or `.inprogress`. A file must be complete
-    when it has its name, and stay as it is until it was read and a checkpoint was taken.
+    Files are read in the order of their modification, then of their names. Files are left out if their name, or that
+    of a folder above them, begins with `.` or `_`, or if their name ends with `.tmp` or `.inprogress`. A file must be
+    complete when it gets its name, and must not change until it was read and a checkpoint was taken.
 
     Parameters
     ----------
@@ -43,14 +43,14 @@ class FileSource(Source):
         A folder, or a pattern such as `/data/2026-*/*.csv`; local, or a URL that fsspec opens.
     format : {"parquet", "csv", "json", "arrow"}, default "parquet"
         CSV has the names of its columns in the first line, and an empty field without quotes is null. JSON has an
-        object a line, in which what is not there is null. Both may be compressed, which their names say (`.gz`,
-        `.bz2`, `.zst`, `.lz4`). Arrow is the file format or the stream format of Arrow IPC.
+        object a line; a missing member is null. Files of both may be compressed if their names say so (`.gz`, `.bz2`,
+        `.zst`, `.lz4`). Arrow is the file format or the stream format of Arrow IPC.
     schema : pa.Schema, optional
         The columns to read, by their names; other columns of the files are left out. Numbers, texts, bytes and times
-        of other widths become those of the schema where nothing is lost. By default that of the oldest file;
-        it must be given for CSV and JSON.
+        of other widths are converted if nothing is lost. By default it is the schema of the oldest file; for CSV and
+        JSON it is required.
     is_bounded : bool, default True
-        Whether the files that are there when the job starts are all; otherwise it looks for new ones for ever.
+        Whether it reads only the files that exist when the job starts; otherwise it looks for new files for ever.
     discovery_ms : int, default 10_000
         How often it looks for new files, in milliseconds.
     storage_options : mapping, optional
@@ -59,11 +59,11 @@ class FileSource(Source):
     Raises
     ------
     InvalidInputError
-        If there is no such local folder, or no schema. When a job starts for the first time: if the source is bounded
-        and no file matches the pattern, or there is no such folder; a folder may be empty.
+        If there is no schema. At the first start of a job with a bounded source: if no file matches the pattern, or
+        there is no such folder; a folder may be empty.
     SourceError
-        When a file is read that is cut, was changed after it was begun, or has rows that do not fit: with the file,
-        the position and, where it is known, the row.
+        While reading: if a file is cut short, was changed after it was begun, or has rows that do not fit. It names
+        the file, the position and, where it is known, the row.
 
     Notes
     -----

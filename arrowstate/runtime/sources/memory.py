@@ -29,10 +29,10 @@ class IteratorSource(Source):
     Parameters
     ----------
     make : callable
-        `make(split, position)` returns an iterator of record batches, or is a generator of them, which begins with row
-        `position` of split number `split`, both from 0. Made again, it must give the same rows, in batches of any
-        sizes; batches larger than asked for are cut. Where it has no rows now it may give None
-        or a batch without rows, and is asked again.
+        `make(split, position)` returns an iterator of record batches that begins with row `position` of split number
+        `split`, both from 0; it may be a generator. Called again, it must return the same rows, in batches of any
+        sizes; batches larger than asked for are cut. If it has no rows now, it may yield None or a batch without rows,
+        and is asked again.
     schema : pa.Schema
         The columns of the rows; those of each batch must be of the same names and types, in the same order.
     splits : int, default 1
@@ -121,8 +121,8 @@ class GeneratorSource(Source):
         How many splits there are, each of which is read by one subtask. They take blocks of `batch_rows` rows in turn
         (smaller ones where `rows` are too few for that), so that they go through the numbers together.
     rows_per_second : float, optional
-        How many rows come in a second, all splits together; as many as are taken if it is not given. The clock starts
-        with a reader; what a slow job has missed comes as fast as it takes it.
+        How many rows come in a second, over all splits; by default as many as the job can process. The clock starts
+        with a reader; if a slow job falls behind, the missing rows come as fast as it can process them.
     batch_rows : int, default 65_536
         The largest batch.
     clock : callable, default time.monotonic
@@ -138,8 +138,8 @@ class GeneratorSource(Source):
     -----
     With one split a position is the number of the next row. With several, the layout is part of the names of the
     splits: a job that is started again with other `splits`, or with `batch_rows` or `rows` that change the blocks, is
-    refused. So is one whose split was read to its end and has more rows now: rows that were added at the end would
-    never be read. While a split is not at its end, `rows` may grow, and it reads on.
+    refused. A job is also refused if a split that was read to its end has more rows now, since they would never be
+    read. `rows` may grow while no split has been read to its end.
 
     Examples
     --------
