@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -26,7 +27,7 @@ from arrowstate.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from arrowstate.ui import checkpoint, checkpoints, diff, job, shown, sql, state, storage
+from arrowstate.ui import checkpoint, checkpoints, diff, job, processes, shown, sql, state, storage
 from arrowstate.ui.guard import Guard, Keys
 from arrowstate.ui.metrics import Sample, metrics_of, metrics_text
 from arrowstate.ui.site import Ask, Place, Site
@@ -235,6 +236,9 @@ class Answers:
         is_fragment = request.headers.get("hx-request") == "true"
         page = RUN if is_fragment else replace(RUN, template="result_page.html", is_part=False)
         format, limits = suffix.removeprefix("."), self.site.limits
+
+        # The first query does not wait for it within its own time.
+        await asyncio.to_thread(processes.ready)
 
         def read(stop: Stop) -> Any:
             ask = Ask(self.site, place, asked, Progress())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from io import TextIOWrapper
 from typing import IO, Any
@@ -19,9 +19,12 @@ from arrowstate.query.duckdb.history import HISTORY_TABLES
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.query.row_text import rows_of, write_csv
 from arrowstate.query.state import StateReader
+from arrowstate.storage.local import LocalStorage
+from arrowstate.storage.objects import ObjectStorage
+from arrowstate.ui import processes
 from arrowstate.ui.sandbox import opened
 from arrowstate.ui.shown import Room, as_bytes, cells
-from arrowstate.ui.site import Ask
+from arrowstate.ui.site import Ask, Limits
 from arrowstate.ui.work import Stop
 
 _LARGEST_CSV_SLICE = 16_000_000
@@ -79,9 +82,52 @@ def _asked(ask: Ask) -> str:
 def run(ask: Ask, stop: Stop) -> dict[str, Any]:
     """Return the first rows of a result, and what was read for it."""
     query, snapshot = _asked(ask), ask.snapshot()
-    limit, room = ask.site.limits.sql_rows, Room()
+    with tempfile.TemporaryFile() as file:
+        found: dict[str, Any] = _answered(_rows, snapshot, (query, ask.site.limits), stop, file)
+    return {
+        "query": query,
+        "checkpoint_id": snapshot.checkpoint_id,
+        "checkpoint": ask.text("checkpoint"),
+        **found,
+    }
+
+
+def written(ask: Ask, stop: Stop, format: str) -> IO[bytes]:
+    """Return a file with the whole result, as CSV or Parquet, from its beginning."""
+    query = _asked(ask)
+    file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it is closed by who sends it)
+    try:
+        _answered(_written, ask.snapshot(), (query, ask.site.limits, format), stop, file)
+    except BaseException:
+        file.close()
+        raise
+    file.seek(0)
+    return file
+
+
+def _answered(
+    answer: Callable[..., Any], snapshot: SnapshotReader, asked: tuple[Any, ...], stop: Stop, file: IO[bytes]
+) -> Any:
+    """Have a query answered in a process of its own; a store that another process cannot open, in this one."""
+    if not isinstance(snapshot.storage, (LocalStorage, ObjectStorage)):
+        return answer(snapshot, *asked, stop, file)
+    limits: Limits = asked[1]
+    given = (answer, snapshot, snapshot.clock_ms(), asked)
+    return processes.call(_in_child, given, seconds=limits.sql_seconds, stop=stop, file=file.fileno())
+
+
+def _in_child(
+    answer: Callable[..., Any], snapshot: SnapshotReader, now_ms: int, asked: tuple[Any, ...], file: int
+) -> Any:
+    snapshot.clock_ms = lambda: now_ms
+    with open(file, "wb", closefd=False) as opened_file:
+        return answer(snapshot, *asked, Stop(), opened_file)
+
+
+def _rows(snapshot: SnapshotReader, query: str, limits: Limits, stop: Stop, _: IO[bytes]) -> dict[str, Any]:
+    limit, room = limits.sql_rows, Room()
     rows: list[list[Any]] = []
-    with opened(snapshot, query, ask.site.limits, stop, most_rows=limit + 1) as result:
+    with opened(snapshot, query, limits, stop, most_rows=limit + 1) as result:
         for batch in result.slices:
             rows += cells(batch.slice(0, limit - len(rows)), room)
             if len(rows) == limit or room.left <= 0:
@@ -91,9 +137,6 @@ def run(ask: Ask, stop: Stop) -> dict[str, Any]:
         for scan in result.scans
     ]
     return {
-        "query": query,
-        "checkpoint_id": snapshot.checkpoint_id,
-        "checkpoint": ask.text("checkpoint"),
         "columns": result.schema.names,
         "types": [str(field.type) for field in result.schema],
         "rows": rows,
@@ -103,21 +146,12 @@ def run(ask: Ask, stop: Stop) -> dict[str, Any]:
     }
 
 
-def written(ask: Ask, stop: Stop, format: str) -> IO[bytes]:
-    """Return a file with the whole result, as CSV or Parquet, from its beginning."""
-    query, limits = _asked(ask), ask.site.limits
-    file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it is closed by who sends it)
-    try:
-        with opened(ask.snapshot(), query, limits, stop, most_rows=limits.download_rows + 1) as result:
-            if result.rows > limits.download_rows:
-                raise _too_much(f"the result has more than {limits.download_rows:,} rows")
-            write = _write_parquet if format == "parquet" else _write_csv
-            write(file, result.schema, _within(result.slices, file, limits.download_bytes))
-    except BaseException:
-        file.close()
-        raise
-    file.seek(0)
-    return file
+def _written(snapshot: SnapshotReader, query: str, limits: Limits, format: str, stop: Stop, file: IO[bytes]) -> None:
+    with opened(snapshot, query, limits, stop, most_rows=limits.download_rows + 1) as result:
+        if result.rows > limits.download_rows:
+            raise _too_much(f"the result has more than {limits.download_rows:,} rows")
+        write = _write_parquet if format == "parquet" else _write_csv
+        write(file, result.schema, _within(result.slices, file, limits.download_bytes))
 
 
 def _too_much(what: str) -> InvalidInputError:

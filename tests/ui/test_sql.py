@@ -1,13 +1,18 @@
 """SQL of a reader: what it may, and that it reaches nothing but the states."""
 
 import io
+import os
+import re
 import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from arrowstate.ui import sandbox
+import arrowstate
+from arrowstate.errors import InvalidInputError
+from arrowstate.ui import processes, sandbox
+from arrowstate.ui.work import Stop
 
 from .conftest import Visit
 
@@ -175,7 +180,46 @@ def test_names_are_offered_as_sql_takes_them(visit):
         assert run(visit, f"select {', '.join(name['columns'])} from {name['name']}").status_code == 200
 
 
-def test_each_query_has_a_database_of_its_own(visit, monkeypatch):
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select range(20000000) from range(30)",
+        "select list_resize([1], 100000000)",
+        "select [x for x in range(50000000)]",
+        "select printf('%1000000000d', 1)",
+        "select replace(repeat('x', 1000000), 'x', repeat('y', 1000))",
+    ],
+)
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_what_duckdb_does_not_count_is_bounded_too(visit, query, suffix):
+    answer = run(visit, query, suffix)
+
+    assert answer.status_code == 400
+    assert re.search("Out of Memory|more than the 512 MB of memory", answer.text)
+    assert run(visit, "select 42 as a").json()["rows"] == [[42]]
+
+
+def test_a_query_whose_process_dies_is_told_and_the_next_one_runs(visit, tmp_path):
+    with (tmp_path / "result").open("wb") as file, pytest.raises(InvalidInputError, match="more than the 512 MB"):
+        processes.call(os._exit, (), seconds=5, stop=Stop(), file=file.fileno())
+
+    assert run(visit, "select 42 as a").json()["rows"] == [[42]]
+
+
+def test_the_process_of_queries_is_made_again_when_it_was_killed(visit):
+    first = processes.ready().popen
+    first.kill()
+    first.wait()
+
+    assert run(visit, "select 42 as a").json()["rows"] == [[42]]
+    assert processes.ready().popen is not first
+
+
+def test_each_query_has_a_database_of_its_own(monkeypatch):
+    store = arrowstate.open_store("memory://ui-databases", create=True)
+    with store.writer() as writer:
+        writer.checkpoint({})
+    visit = Visit(store)
     made = []
 
     class Counted(sandbox.Database):
