@@ -93,7 +93,7 @@ def _add_reading(commands: Commands) -> None:
         "--validate",
         choices=get_args(Validation),
         default="checksums",
-        help="full: take nothing in files on trust that somebody else may have written (default: %(default)s)",
+        help="full: also check offsets and texts, for files that somebody may have forged (default: %(default)s)",
     )
 
 
@@ -131,9 +131,7 @@ def _add_savepoints(commands: Commands) -> None:
     imported.add_argument(
         "place", metavar="NAME_OR_PATH", help="a name, or with a / the path or URL of a savepoint or a store"
     )
-    imported.add_argument(
-        "--claim", action="store_true", help="dispose of the savepoint after that; by default it stays as it is"
-    )
+    imported.add_argument("--claim", action="store_true", help="delete the savepoint afterwards; by default it stays")
 
     disposed = _command(commands, "dispose", "delete a savepoint", "savepoint.delete", checkpoint=False, store=False)
     disposed.add_argument("place", metavar="PLACE", help="folder or URL of the savepoint")
@@ -160,7 +158,7 @@ def _add_tags(commands: Commands) -> None:
         help="a file with UPDATE, DELETE, INSERT and MERGE statements over OPERATOR.STATE; - reads standard input",
     )
     mode = changed.add_mutually_exclusive_group()
-    mode.add_argument("--plan", action="store_true", help="say what would change, which is what happens by default")
+    mode.add_argument("--plan", action="store_true", help="only print what would change; the default")
     mode.add_argument("--apply", action="store_true", help="commit it as the newest checkpoint; writers are fenced")
     mode.add_argument("--to", metavar="PLACE", help="write it as a savepoint instead: a name, a path or a URL")
     changed.add_argument(
@@ -168,7 +166,7 @@ def _add_tags(commands: Commands) -> None:
         nargs=2,
         action="append",
         metavar=("OPERATOR", "KEY"),
-        help="first delete all that an operator holds of a key",
+        help="first delete a key from all states of an operator",
     )
     changed.add_argument(
         "--set-property",
@@ -178,14 +176,16 @@ def _add_tags(commands: Commands) -> None:
         help="set a property of the checkpoint, such as a source offset",
     )
     changed.add_argument(
-        "--purge", action="store_true", help="with --apply: leave deleted rows in no file, and collect what had them"
+        "--purge",
+        action="store_true",
+        help="with --apply: remove deleted rows from the files too, and older checkpoints with them",
     )
     changed.add_argument(
         "--checked",
         action="append",
         default=[],
         metavar="TABLE",
-        help="with --purge: an output table or dead letters in which you found nothing of what is to go",
+        help="with --purge: an output table or dead letters that you have looked through",
     )
     changed.add_argument(
         "--retries",
@@ -216,8 +216,8 @@ def _add_comparing(commands: Commands) -> None:
     exported.add_argument("--expired", action="store_true", help=_EXPIRED)
 
     for name, help, printed in (
-        ("lookup", "show what a key is", "keys.look_up"),
-        ("history", "show what a key was, in each checkpoint that changed it", "keys.history"),
+        ("lookup", "show the value of a key", "keys.look_up"),
+        ("history", "show the value of a key in each checkpoint that changed it", "keys.history"),
     ):
         asked = _command(commands, name, help, printed)
         asked.add_argument("state", metavar="OPERATOR.STATE", help="the state")
@@ -228,7 +228,7 @@ def _add_comparing(commands: Commands) -> None:
 
 def _add_checks(commands: Commands) -> None:
     checked = _command(
-        commands, "restore-check", "restore a checkpoint for trial and verify every checksum", "check.restore_check"
+        commands, "restore-check", "restore a checkpoint as a trial and verify every checksum", "check.restore_check"
     )
     checked.add_argument(
         "--parallelism", type=_positive, metavar="P", help="subtasks to restore; as in the checkpoint by default"
@@ -236,19 +236,23 @@ def _add_checks(commands: Commands) -> None:
     checked.add_argument(
         "--max-parallelism", type=_positive, metavar="M", help="key groups; as in the checkpoint by default"
     )
-    looked = _command(commands, "verify", "look whether a store is whole", "verify.verify", checkpoint=False)
+    looked = _command(commands, "verify", "check whether a store is damaged", "verify.verify", checkpoint=False)
     looked.add_argument(
-        "--deep", action="store_true", help="read every byte; by default documents, and whether files have their sizes"
+        "--deep", action="store_true", help="read every byte; by default only documents and the sizes of files"
     )
 
     _command(
-        commands, "diagnose", "say what helps a damaged store, and change nothing", "verify.diagnose", checkpoint=False
+        commands, "diagnose", "say what is damaged and what to do; change nothing", "verify.diagnose", checkpoint=False
     )
 
 
 def _add_care(commands: Commands) -> None:
     collected = _command(
-        commands, "gc", "plan or apply a collection of what is not needed any more", "gc.collect", checkpoint=False
+        commands,
+        "gc",
+        "plan or apply a collection of old checkpoints and files that nothing needs",
+        "gc.collect",
+        checkpoint=False,
     )
     mode = collected.add_mutually_exclusive_group()
     mode.add_argument("--plan", action="store_true", help="print what would be deleted; the default")
@@ -271,12 +275,12 @@ def _add_care(commands: Commands) -> None:
         type=_duration,
         default=DEFAULT_GRACE_MS,
         metavar="TIME",
-        help="how long a file that nothing has referred to waits, at least 1m (default: 24h)",
+        help="how long a file that no checkpoint refers to is kept, at least 1m (default: 24h)",
     )
     collected.add_argument(
         "--allow-short-grace",
         action="store_true",
-        help="take a grace period below 1m; only where nobody writes to the store",
+        help="allow a grace period below 1m; only if nobody writes to the store",
     )
     compacted = _command(
         commands,
@@ -305,7 +309,7 @@ def _add_care(commands: Commands) -> None:
     warmed = _command(
         commands,
         "warm",
-        "compile all kernels beforehand, as for an image or a node, so that no first call has to",
+        "compile all kernels now, as for an image or a node, so that no first call has to",
         "warm.warm",
         checkpoint=False,
         store=False,
@@ -323,7 +327,7 @@ def _add_run(commands: Commands) -> None:
         "run.run_job",
         checkpoint=False,
         store=False,
-        json="print a JSON object in a line for each thing that happens",
+        json="print a JSON object in a line for each event",
     )
     started.add_argument("file", metavar="FILE", help="a Python file with a Job, or a function that returns one")
     started.add_argument("--job", metavar="NAME", help="the variable or function; needed where there are several")
@@ -349,7 +353,7 @@ def _add_run(commands: Commands) -> None:
         "--no-savepoint",
         dest="stop_with_savepoint",
         action="store_false",
-        help="stop with a checkpoint alone, which the next start goes on from",
+        help="stop with a checkpoint and no savepoint",
     )
     started.add_argument(
         "--every",
@@ -372,7 +376,7 @@ def _add_ui(commands: Commands) -> None:
     )
     shown.add_argument("stores", metavar="STORE", nargs="+", help="folder or URL of a store")
     shown.add_argument(
-        "--host", default="127.0.0.1", help="where to listen (default: %(default)s, for this machine alone)"
+        "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, only for this machine)"
     )
     shown.add_argument("--port", type=int, default=0, metavar="N", help="a free one by default")
     shown.add_argument("--no-browser", action="store_true", help="print the address and open no browser")

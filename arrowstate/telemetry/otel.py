@@ -64,9 +64,9 @@ def instrument(
 
 
 class SpansAndMetrics:
-    """Makes spans and metrics of the records that it is called with: what `instrument` listens with.
+    """A callback that makes spans and metrics from the records of operations; `instrument` uses it.
 
-    As the `on_checkpoint` of one writer it is told of the checkpoints of that writer alone.
+    As the `on_checkpoint` of a writer it covers the checkpoints of this writer only.
 
     Parameters
     ----------

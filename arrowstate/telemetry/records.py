@@ -27,7 +27,7 @@ _logger = logging.getLogger("arrowstate.telemetry")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRecord:
-    """What one part of an operation took; a figure that nobody measured is None."""
+    """The times and sizes of one part of an operation; None if not measured."""
 
     operator: str
     "The uid."
@@ -70,10 +70,10 @@ class PartRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationRecord:
-    """One operation on a store, from its beginning to its end; a figure that nobody measured is None.
+    """One operation on a store, from its beginning to its end; figures that were not measured are None.
 
-    Bytes, files and rows are those of the parts together. Of a checkpoint or savepoint that failed or was aborted these
-    are the parts that were written before.
+    Bytes, files and rows are the sums of the parts. For a checkpoint or savepoint that failed or was aborted they cover
+    the parts that had been written.
     """
 
     kind: Kind
@@ -114,10 +114,10 @@ _changing_listeners = threading.Lock()
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Have a function called with the record of each operation of this process that ends, on any store.
+    """Call a function with the record of each operation of this process, on any store, when the operation has ended.
 
-    It is called in the thread of the operation; for checkpoints of a `CheckpointCoordinator`, in that of the job. What
-    it raises is logged, and changes nothing else.
+    It is called in the thread of the operation; for checkpoints of a `CheckpointCoordinator`, in that of the job. If
+    it raises, the error is logged and changes nothing else.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ _BODIES = frozenset({"write_file", "put_hint"})
 
 
 class Fault(enum.Enum):
-    """What goes wrong with one call.
+    """A fault of one call.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class Fault(enum.Enum):
 
 
 class Crashed(BaseException):
-    """The process died; no exception of the program, so nothing should handle it.
+    """The process died. It is not an `Exception`, so that no handler of the program catches it.
 
     Examples
     --------
@@ -153,7 +153,7 @@ class SeededFaults:
     seed
         Anything that `random.Random` takes.
     rates
-        The probability of each fault, 0 to 1, together at most 1. A fault that a call cannot have is left out there.
+        The probability of each fault, 0 to 1, together at most 1. A call is spared the faults that it cannot have.
 
     Raises
     ------
@@ -192,11 +192,11 @@ class FaultyStorage:
     Parameters
     ----------
     storage
-        What is wrapped.
+        The storage to wrap.
     choose
-        Called before each call, and tells what goes wrong with it; None for nothing.
+        Called before each call; it returns the fault of the call, or None.
     sleep
-        Called for a slow call; nothing by default, so that no test waits.
+        Called for a slow call; does nothing by default, so that no test waits.
 
     Examples
     --------

@@ -34,7 +34,7 @@ _MOST_STEPS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """What one seed came to; see `simulate`.
+    """The result of one seed; see `simulate`.
 
     Examples
     --------
@@ -69,22 +69,22 @@ def simulate(
     Parameters
     ----------
     job
-        Its store, its options, and when it starts again are not used. Its sources must be bounded and give the same
-        rows each time. Functions, sources and sinks are used in this process, so what a sink does outside it does for
-        each seed; the run without kills that others are compared with gives its sinks nothing.
+        The job. Its store, its options and its restart strategy are not used. Its sources must be bounded and return
+        the same rows each time. Functions, sources and sinks run in this process, so a sink writes outside for each
+        seed. The run without kills, with which the others are compared, sends nothing to the sinks.
     seeds
-        Each decides an order of all that happens. The same seed of the same job gives the same.
+        A seed decides the order of all events. The same seed of the same job does the same again.
     kills
         How many times a slot is killed, at most.
     crashes
-        How many times all of the job is left where it is, the coordinator too, and started anew, at most.
+        How many times the whole job, with its coordinator, is abandoned and started again, at most.
     write_failures
-        How likely it is that a snapshot cannot be written, so that its checkpoint is given up; 0 to below 1.
+        The probability that a snapshot cannot be written, so that its checkpoint is given up; 0 to below 1.
     rescales
-        Numbers of slots to change to, at moments drawn from the seed, in any order.
+        Numbers of slots to change to, in any order, at moments that the seed decides.
     check
-        Is given each run, and raises where it is not what it should be. By default all keyed state is compared with
-        that of a run of one slot without kills, row for row.
+        Called with each run; it raises if the run is wrong. By default all keyed state is compared, row for row, with
+        that of a run of one slot without kills.
 
     Returns
     -------

@@ -109,33 +109,35 @@ def import_flink_savepoint(
     max_parallelism: int | None = None,
     properties: Mapping[str, Any] = MappingProxyType({}),
 ) -> FlinkImport:
-    """Make a checkpoint of a savepoint of Flink, from which a job or a query goes on.
+    """Make a checkpoint from a savepoint of Flink, from which a job or a query goes on.
 
-    Operators and states that the store has beside those stay. Rows are decoded and written as they come, so memory does
-    not grow with them.
+    Other operators and states of the store stay. Rows are decoded and written as they come, so memory does not grow
+    with their number.
 
     Parameters
     ----------
     savepoint
         From `open_flink_savepoint`.
     store
-        Where to.
+        The store.
     operators
-        By operator of Flink, as `savepoint.operators` names them, the uid that it gets; the others are left out. By
-        default all of them, under their own names.
+        The new uid for each operator of Flink to import, as `savepoint.operators` names it; other operators are left
+        out. By default all are imported under their own names.
     states
-        By `operator.state` of Flink what it becomes: a descriptor with the name it gets, for instance a
-        `ReducingStateDescriptor`, whose accumulators the stored ones become, and which gets the namespaces of the state
-        if it names none; None leaves it out. By default a state of its kind, and accumulators are values.
+        A descriptor for each `operator.state` of Flink that is to become another state. It gives the new name and
+        kind: for instance a `ReducingStateDescriptor`, whose accumulators are the stored ones. If it names no
+        namespaces, it gets those of the state. None leaves the state out. By default a state keeps its kind, and
+        accumulators become values.
     keys
-        By operator of Flink the names of the key columns; by default those of the fields of the key, or `key`.
+        The names of the key columns for each operator of Flink; by default those of the fields of the key, or `key`.
     time_to_live
-        By `operator.state` of Flink its time to live, which a savepoint does not hold. Rows keep the time of their last
-        use. Without it the state has none.
+        The time to live for each `operator.state` of Flink, since a savepoint does not have it. Rows keep the time of
+        their last use. Without it the state has no time to live.
     parallelism, max_parallelism
-        How many subtasks and key groups the operators get; those of the savepoint by default. A job may restore at any.
+        The numbers of subtasks and key groups of the operators; by default those of the savepoint. A job may restore
+        with other numbers.
     properties
-        JSON values for the checkpoint, beside `flink`, which tells where it is from.
+        JSON values for the checkpoint, beside `flink`, which names the savepoint.
 
     Returns
     -------
@@ -145,7 +147,7 @@ def import_flink_savepoint(
     Raises
     ------
     OperatorNotFoundError, StateNotFoundError
-        If an argument names what the savepoint has not.
+        If an argument names an operator or state that the savepoint does not have.
     InvalidInputError
         If there is nothing to import, or a descriptor does not fit; nothing is committed.
     CorruptDataError

@@ -56,7 +56,7 @@ class FlinkOperator:
 class FlinkSavepoint:
     """A savepoint or checkpoint of Flink.
 
-    Open one with `open_flink_savepoint`. Nothing but the metadata is read before it is asked for.
+    Open one with `open_flink_savepoint`. At first only the metadata is read; a state is read when you ask for it.
     """
 
     def __init__(self, places: Places, metadata: Metadata, hints: Hints) -> None:
@@ -132,8 +132,8 @@ class FlinkSavepoint:
         """Run a query with DuckDB over the states of the savepoint.
 
         Each state is a view `<operator>.<state>` with the columns of `FlinkState.schema`; names with other characters
-        than letters, digits and `_` are written in double quotes. A state is decoded whole each time it is read: import
-        the savepoint to ask many questions.
+        than letters, digits and `_` are written in double quotes. Each query decodes the whole state: to run many
+        queries, import the savepoint.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class FlinkSavepoint:
         return self[state].to_arrow()
 
     def lookup(self, state: str, keys: Any) -> pa.Table:
-        """Return the rows of some keys of `operator.state`; every row of the state is looked at.
+        """Return the rows of some keys of `operator.state`; every row of the state is read.
 
         Parameters
         ----------
@@ -214,9 +214,9 @@ def open_flink_savepoint(
         The folder that holds `_metadata`, or the file itself: a local path, or a URL of S3, Google Cloud Storage or
         Azure. The folder of a job's checkpoints means its last complete one.
     hints : mapping of str to DataType, Schema or Pickled, optional
-        What the savepoint does not say. By `operator.state` the type of the values of a state: names for the fields of
-        SQL, the types of PyFlink's state, `pa.binary()` for bytes as they are, or a schema of `key` and `value`. By the
-        name of a class all fields of its objects.
+        Types that the savepoint does not say. By `operator.state` the type of the values of a state: names for the
+        fields of SQL, the types of PyFlink's state, `pa.binary()` for bytes as they are, or a schema of `key` and
+        `value`. By the name of a class all fields of its objects.
     storage_options : mapping, optional
         For the storage, see `arrowstate.open_store`.
 

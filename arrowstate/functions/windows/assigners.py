@@ -134,7 +134,8 @@ class TumblingProcessingTimeWindows(TumblingWindows):
 class SlidingEventTimeWindows(SlidingWindows):
     """Windows of one size that start every `slide_ms`.
 
-    An element is in size / slide windows; with a slide above the size, elements in the gaps are in none.
+    An element is in size / slide windows. If the slide is larger than the size, elements between two windows are in
+    none.
 
     Parameters
     ----------
@@ -187,9 +188,9 @@ class SlidingProcessingTimeWindows(SlidingWindows):
 
 @dataclass(frozen=True, slots=True)
 class EventTimeSessionWindows(SessionWindows):
-    """Windows of a key that last until there has been no element for `gap_ms`.
+    """Windows of a key that end when there has been no element for `gap_ms`.
 
-    An element opens the window from its timestamp to `gap_ms` later; windows of a key that overlap or touch are one.
+    An element opens the window from its timestamp to `gap_ms` later; windows of a key that overlap or touch become one.
 
     Parameters
     ----------
@@ -213,7 +214,7 @@ class EventTimeSessionWindows(SessionWindows):
 
 @dataclass(frozen=True, slots=True)
 class ProcessingTimeSessionWindows(SessionWindows):
-    """Windows of a key that last until no row of it was processed for `gap_ms`.
+    """Windows of a key that end when no row of the key was processed for `gap_ms`.
 
     Parameters
     ----------
@@ -241,7 +242,7 @@ class ProcessingTimeSessionWindows(SessionWindows):
 class GlobalWindows:
     """One window per key, which never ends; a trigger with a count makes it fire.
 
-    It is from -2^63 to 2^63 - 1.
+    Its start is -2^63 and its end 2^63 - 1.
 
     Examples
     --------
@@ -258,19 +259,18 @@ class GlobalWindows:
 
 @dataclass(frozen=True, slots=True)
 class CountWindows:
-    """Windows of so many elements of a key; each fires when its last element has come, and is gone then.
+    """Windows of `size` elements of a key; a window fires when its last element has come, and is then removed.
 
-    Windows are told apart by positions: the first element of a key has position 0, and `window_start` and
-    `window_end` are the positions of the first element of a window and after its last one. A key's next position is
-    kept for good.
+    The elements of a key are counted from 0. `window_start` is the number of the first element of a window, and
+    `window_end` is one above the number of the last. The count of each key is kept for ever.
 
     Parameters
     ----------
     size
         Elements per window, 1 to 2^63 - 1.
     slide
-        A window fires every so many elements, with the last `size` of them; by default as many as the size, so that
-        every element is in one window.
+        A window fires every `slide` elements, with the last `size` of them; by default `size`, so that every element is
+        in one window.
 
     Examples
     --------

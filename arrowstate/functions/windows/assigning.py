@@ -35,7 +35,7 @@ _LOWEST = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True)
 class WindowOutput:
-    """What a batch gave.
+    """The windows that a batch made fire, and its late rows.
 
     Examples
     --------

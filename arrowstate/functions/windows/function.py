@@ -29,7 +29,7 @@ class WindowFunction(BatchFunction):
     windows
         One of the assigners of this package.
     descriptor
-        What a window holds, as for `WindowOperator`.
+        The state with the content of the windows, as for `WindowOperator`.
     timestamp
         The column with the event time of each row, a timestamp or milliseconds since 1970; None for windows by
         processing time, global windows and count windows.

@@ -51,22 +51,22 @@ Ints = npt.NDArray[np.int64]
 class WindowOperator:
     """Windows over the elements of each key.
 
-    A batch is one step: its rows go into their windows, and a window fires at most once for all of them. Rows of one
-    batch are not late to each other: a late row that a session takes in together with others of the batch is in it.
+    All rows of a batch go into their windows, and then a window fires at most once for the batch. Rows of one batch do
+    not make each other late: a late row that joins a session together with other rows of its batch is in the session.
 
     Parameters
     ----------
     backend
-        Holds the state: the contents of the windows under the name of the descriptor, and what else there is to know
-        as `<name>_count` (a trigger with a count), `<name>_seen` (count windows), and `<name>_fired` (lateness).
+        Holds the states: the contents of the windows under the name of the descriptor, and beside it `<name>_count` for
+        a trigger with a count, `<name>_seen` for count windows, and `<name>_fired` for lateness.
     windows
         One of the assigners of this package.
     descriptor
-        What a window holds: a reducing, aggregating or list state without namespaces and without a time to live. It
-        gets its values in the order of the rows; where sessions merge, those of the earlier session come first.
+        The state with the content of the windows: reducing, aggregating or list, without namespaces and without a time
+        to live. Values are added in the order of the rows; if sessions merge, those of the earlier session come first.
     trigger
-        When windows fire; by default when the watermark passes their end. Global windows need one with a count, count
-        windows take none, and session windows none that purges: a session that was purged could not be merged with.
+        When windows fire; by default when the watermark passes their end. Global windows need a trigger with a count.
+        Count windows take no trigger. Session windows take none that purges, since a purged session cannot be merged.
     allowed_lateness_ms
         For how long after its end a window takes late elements and fires again, 0 to 2^63 - 1; event time only.
 
@@ -167,9 +167,10 @@ class WindowOperator:
         Returns
         -------
         WindowOutput
-            `fired`: what `advance_watermark` returns, of the windows that late elements or a count made fire at once.
-            `late`: the key columns; `timestamp` int64, milliseconds since 1970; the values, in a column named after
-            the state; in the order of the batch. No nulls. `late_row_numbers` says which rows of the batch they are.
+            `fired`: the windows that late elements or a count made fire at once, as `advance_watermark` returns them.
+            `late`: the late rows in the order of the batch: the key columns; `timestamp` int64, milliseconds since
+            1970; the values, in a column named after the state. No nulls. `late_row_numbers` has their numbers in the
+            batch.
 
         Raises
         ------
@@ -214,25 +215,25 @@ class WindowOperator:
         return WindowOutput(fired, self._late_batch(batch, late), pa.array(late))
 
     def advance_watermark(self, watermark: int) -> pa.RecordBatch:
-        """Advance event time of the backend, fire the windows that it passes, and remove those it passes for good.
+        """Advance event time of the backend, fire the windows that it passes, and remove those that are over.
 
         Parameters
         ----------
         watermark
-            Milliseconds since 1970. One below the current watermark is passed over: nothing fires.
+            Milliseconds since 1970. A watermark below the current one is ignored: nothing fires.
 
         Returns
         -------
         pa.RecordBatch
             The key columns; `window_start` and `window_end` int64, milliseconds since 1970, the end exclusive; the
-            result in a column named after the state, of what the state's `get_batch` returns. A row per window and
-            key, in the order of `window_end`, then of the key's hash. No nulls. A name that an earlier column has is
-            prefixed with the name of the state.
+            result, as the state's `get_batch` returns it, in a column named after the state. A row per window and
+            key, in the order of `window_end`, then of the key's hash. No nulls. If an earlier column has the same name,
+            the name of the state and `_` come before it.
 
         Raises
         ------
         ProcessElementError, ValueTypeError
-            If an aggregate of one's own fails; the states and the watermark are as before then.
+            If an aggregate of your own fails; the states and the watermark are then as before.
         StorageFullError
             If the disk has no room for spilled runs; the states and the watermark are as before then.
         """
@@ -254,7 +255,7 @@ class WindowOperator:
         Parameters
         ----------
         now_ms
-            Milliseconds since 1970. One below an earlier one is passed over: nothing fires.
+            Milliseconds since 1970. A time below an earlier one is ignored: nothing fires.
 
         Returns
         -------

@@ -32,12 +32,12 @@ class Trigger:
     Parameters
     ----------
     count
-        None: when the watermark passes the end of the window, and again with every batch that brings it late elements;
-        or when processing time reaches the end.
-        A number from 1: with every batch after which it has got at least so many elements since it fired last; time
-        alone does not make it fire.
+        None: a window fires when the watermark passes its end, and again with every batch that brings late elements to
+        it; or, by processing time, when that reaches its end.
+        A number from 1: a window fires with every batch after which it has received at least so many elements since it
+        fired last; time alone does not make it fire.
     purging
-        Whether the elements of a window are removed when it fires, so that the next result has those after them only.
+        Whether the elements of a window are removed when it fires, so that its next result has only later elements.
 
     Examples
     --------
