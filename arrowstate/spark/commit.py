@@ -126,6 +126,7 @@ def commit_batch(
     clock_ms: Callable[[], int],
     on_checkpoint: Listener | None = None,
     collector: Collector | None = None,
+    history: History | None = None,
 ) -> LogEntryDocument | None:
     """Commit a micro-batch of a query: one entry for all of its operators; None if the store held the batch already.
 
@@ -139,6 +140,8 @@ def commit_batch(
         Called with the record of the checkpoint when that was committed or could not be; not where the store held it.
     collector
         Is told of the commit, and says what it did since the last one.
+    history
+        The log as it was before the tasks; it is read again only if another writer has taken the next number since.
 
     Raises
     ------
@@ -161,7 +164,7 @@ def commit_batch(
     ) as recording:
         _describe(recording, work)
         with recording.committing():
-            entry = _commit(storage, uids, work, new_id, clock_ms)
+            entry = _commit(storage, uids, work, new_id, clock_ms, history)
         recording.is_void = entry is None
         recording.checkpoint_id = None if entry is None else entry.checkpoint_id
     if collector is not None:
@@ -191,14 +194,15 @@ def _commit(
     work: BatchWork,
     new_id: Callable[[], str],
     clock_ms: Callable[[], int],
+    before: History | None,
 ) -> LogEntryDocument | None:
     batch = work.batch
     # The entries of the checkpoints that tasks started from; None for a store without one.
     bases = {result.base for result in work.results}
-    log = CommitLog(storage, on_loss=refuse_loss)
+    log = CommitLog(storage, on_loss=refuse_loss) if before is None else before.log
     while True:
-        history = log.history()
-        newest = history.newest
+        history, is_new = (log.history(), True) if before is None else (before, False)
+        newest, before = history.newest, None
         stored = stored_state(history)
         committed = is_committed(uids[0], batch, stored.record)
         check_alone(uids, stored.checkpoint, storage.url)
@@ -230,7 +234,8 @@ def _commit(
             [*work.operators, *_dead_letters_before(stored.checkpoint, work.operators)],
             Needs(work.paths, min((number or 0 for number in bases), default=0)),
             before=() if stored.checkpoint is None else stored.checkpoint.operators,
-            said=history.said,
+            # What collections said before the tasks is too old.
+            said=history.said if is_new else None,
             new_id=new_id,
             clock_ms=clock_ms,
         )

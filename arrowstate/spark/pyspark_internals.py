@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["ROW_NUMBER", "context_of", "has_file", "of_kind", "times_of_batch"]
+__all__ = ["ROW_NUMBER", "columns_of_ddl", "context_of", "has_file", "of_kind", "times_of_batch"]
 
 ROW_NUMBER = "_tmp_metadata_row_index"
 """A column that Spark's Parquet reader fills with the numbers of the rows within their file, where a schema names it.
@@ -43,6 +43,16 @@ def has_file(session: SparkSession, place: str) -> bool:
     path = jvm.org.apache.hadoop.fs.Path(place)
     configuration: Any = session._jsc.hadoopConfiguration()
     return bool(path.getFileSystem(configuration).exists(path))
+
+
+def columns_of_ddl(text: str) -> Any:
+    """Return the columns that a text such as `user string, total long` names; PySpark 3.5 has no public name for it."""
+    from pyspark.sql import types
+
+    if hasattr(types.StructType, "fromDDL"):
+        return types.StructType.fromDDL(text)
+    parse: Any = types._parse_datatype_string
+    return parse(text)
 
 
 def of_kind(given: Any, kind: type, **more: Any) -> Any:

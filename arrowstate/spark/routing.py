@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import functions as sf
@@ -22,7 +25,7 @@ from arrowstate.spark.workers import own_python, spare_collector
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["quoted", "run_tasks", "subtask_expression"]
+__all__ = ["quoted", "run_tasks", "subtask_expression", "values_of_partitions"]
 
 R = TypeVar("R")
 
@@ -70,6 +73,53 @@ def subtask_expression(key: Sequence[str], parallelism: int, max_parallelism: in
     return f"CAST(({group} * {parallelism}L) DIV {max_parallelism}L AS INT)"
 
 
+def _divided(rows: DataFrame, parallelism: int, subtask: str) -> DataFrame:
+    """Return rows of which each partition has those of one subtask, in its place."""
+    if hasattr(rows, "repartitionById"):
+        return rows.repartitionById(parallelism, sf.expr(subtask))
+    # Before PySpark 4.1 a partition can only be named by a value whose hash falls there.
+    values = ", ".join(map(str, values_of_partitions(parallelism)))
+    return rows.repartition(parallelism, sf.expr(f"element_at(array({values}), {subtask} + 1)"))
+
+
+@cache
+def values_of_partitions(count: int) -> list[int]:
+    """Return for each of so many partitions an integer that Spark sends there.
+
+    Spark divides rows by Murmur3 with the seed 42, modulo the number of partitions.
+
+    Examples
+    --------
+    >>> values_of_partitions(4)
+    [2, 9, 8, 0]
+    """
+    found = np.full(count, -1, dtype=np.int64)
+    start, step = 0, max(1 << 10, 4 * count)
+    while (found < 0).any():
+        values = np.arange(start, start + step, dtype=np.uint32)
+        places, first = np.unique(_murmur3(values).view(np.int32) % count, return_index=True)
+        found[places] = np.where(found[places] < 0, values[first], found[places])
+        start += step
+    return [int(value) for value in found]
+
+
+def _murmur3(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Return Spark's hash of integers of 32 bits."""
+    with np.errstate(over="ignore"):
+        mixed = values * np.uint32(0xCC9E2D51)
+        mixed = _rotated(mixed, 15) * np.uint32(0x1B873593)
+        hashed = _rotated(np.uint32(42) ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+        # The number of bytes.
+        hashed ^= np.uint32(4)
+        hashed = (hashed ^ hashed >> np.uint32(16)) * np.uint32(0x85EBCA6B)
+        hashed = (hashed ^ hashed >> np.uint32(13)) * np.uint32(0xC2B2AE35)
+        return hashed ^ hashed >> np.uint32(16)
+
+
+def _rotated(values: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+    return values << np.uint32(bits) | values >> np.uint32(32 - bits)
+
+
 def run_tasks(
     frame: DataFrame,
     columns: Mapping[str, Column],
@@ -89,7 +139,7 @@ def run_tasks(
     places = {name: f"c{number}" for number, name in enumerate(columns)}
     subtask = subtask_expression([places[name] for name in key], plan.parallelism, plan.max_parallelism)
     rows = frame.select(*(column.alias(places[name]) for name, column in columns.items()))
-    rows = rows.repartitionById(plan.parallelism, sf.expr(subtask))
+    rows = _divided(rows, plan.parallelism, subtask)
     if order_by:
         rows = rows.sortWithinPartitions(*(places[name] for name in order_by))
 

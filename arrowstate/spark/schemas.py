@@ -7,6 +7,9 @@ caller's to decide, and refused.
 
 from __future__ import annotations
 
+from inspect import signature
+from typing import Any
+
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import (
@@ -26,7 +29,16 @@ from pyspark.sql.types import (
 
 from arrowstate.errors import InvalidInputError
 
-__all__ = ["arrow_type", "batch_for_spark", "key_text", "schema_for_spark", "spark_schema", "spark_type", "widens"]
+__all__ = [
+    "arrow_type",
+    "batch_for_spark",
+    "is_binary",
+    "key_text",
+    "schema_for_spark",
+    "spark_schema",
+    "spark_type",
+    "widens",
+]
 
 _WIDER = {
     "tinyint": ("smallint", "int", "bigint", "float", "double"),
@@ -35,6 +47,7 @@ _WIDER = {
     "float": ("double",),
 }
 _LARGEST_PRECISION = 38
+_IN_UTC: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_type).parameters else {}
 
 
 def arrow_type(spark: DataType) -> pa.DataType:
@@ -46,10 +59,10 @@ def arrow_type(spark: DataType) -> pa.DataType:
         If Spark has no Arrow form for the type, or the type is a string with a collation, whose equal values
         differ in their bytes.
     """
-    if isinstance(spark, StringType) and not spark.isUTF8BinaryCollation():
+    if isinstance(spark, StringType) and not is_binary(spark):
         raise InvalidInputError(f"{spark.simpleString()} is not kept: cast it to a string without collation")
     try:
-        return _nullable(to_arrow_type(spark, timezone="UTC"))
+        return _nullable(_to_arrow(spark))
     except Exception as error:
         raise InvalidInputError(f"{spark.simpleString()} has no Arrow form in Spark: {error}") from error
 
@@ -117,7 +130,17 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 def schema_for_spark(spark: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark demands of a Python source with this schema, to the last detail."""
-    return pa.schema([pa.field(field.name, to_arrow_type(field.dataType, timezone="UTC"), True) for field in spark])
+    return pa.schema([pa.field(field.name, _to_arrow(field.dataType), True) for field in spark])
+
+
+def is_binary(spark: StringType) -> bool:
+    """Whether texts are equal where their bytes are; PySpark 3.5 has no collations."""
+    return not hasattr(spark, "isUTF8BinaryCollation") or spark.isUTF8BinaryCollation()
+
+
+def _to_arrow(spark: DataType) -> pa.DataType:
+    """Return what PySpark makes of a type, timestamps in UTC; before 4.2 they are so without being asked for."""
+    return to_arrow_type(spark, **_IN_UTC)
 
 
 def batch_for_spark(batch: pa.RecordBatch, target: pa.Schema, what: str) -> pa.RecordBatch:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.spark.read.bases import DataSource, DataSourceReader, DataSourceStreamReader
 from arrowstate.spark.read.plans import Plan, plan_from_options
+from arrowstate.spark.versions import DATA_SOURCE, STREAMING_READS, has, require
 from arrowstate.spark.workers import own_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMAT", "ArrowStateDataSource", "register"]
+__all__ = ["FORMAT", "ArrowStateDataSource", "register", "register_if_possible"]
 
 FORMAT = "arrowstate"
 """The name of the data source."""
@@ -41,6 +42,7 @@ class ArrowStateDataSource(DataSource):
         return (self._plan or plan_from_options(self.options)).reader(schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        require(STREAMING_READS)
         return (self._plan or plan_from_options(self.options)).stream_reader(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: ARG002
@@ -127,6 +129,11 @@ def register(spark: SparkSession) -> None:
     leaseSeconds
         As for a change feed: the checkpoints in which the rows of a micro-batch are found are held until the next one.
 
+    Raises
+    ------
+    MissingDependencyError
+        If PySpark is older than 4.0. What `spark.readStream` reads needs 4.2, and is refused when the query starts.
+
     Examples
     --------
     >>> from arrowstate.spark import register
@@ -134,5 +141,12 @@ def register(spark: SparkSession) -> None:
     ...     register(spark)
     ...     return spark.read.format("arrowstate").option("operator", "counter").load(f"{folder}/store")
     """
+    require(DATA_SOURCE)
     with own_python(spark):
         spark.dataSource.register(ArrowStateDataSource)
+
+
+def register_if_possible(spark: SparkSession) -> None:
+    """Make the data source known to a session whose PySpark has data sources in Python."""
+    if has(DATA_SOURCE):
+        register(spark)

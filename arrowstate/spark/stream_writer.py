@@ -14,7 +14,7 @@ from functools import cache
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import PySparkPicklingError
+from pyspark import errors
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
@@ -31,6 +31,9 @@ __all__ = ["METRICS", "QueryStart", "writer_of"]
 
 METRICS = "arrowstate"
 """The name of our figures among the observed metrics of a progress."""
+
+_PicklingError: type[Exception] = getattr(errors, "PySparkPicklingError", PicklingError)
+"""PySpark's own, which 3.5 has not."""
 
 _logger = logging.getLogger("arrowstate.spark")
 
@@ -89,9 +92,9 @@ class _StreamWriter:
             return
         try:
             self.foreachBatch(function)  # type: ignore[attr-defined]
-        except (PicklingError, PySparkPicklingError, TypeError, AttributeError) as error:
+        except (PicklingError, _PicklingError, TypeError, AttributeError) as error:
             # PySpark's own error leaves out what it was that could not be pickled.
-            reason = error.__context__ if isinstance(error, PySparkPicklingError) else None
+            reason = error.__context__ if isinstance(error, _PicklingError) else None
             raise InvalidInputError(
                 "on Spark Connect operators and functions are pickled for the server, and one of these cannot be: "
                 f"{reason or error}; make sessions, DataFrames, files and locks inside of them, an operator's in open"
@@ -122,12 +125,13 @@ class _MeteredQuery:
         return self._with_metrics(super().recentProgress)  # type: ignore[misc]
 
     def _with_metrics(self, given: Sequence[StreamingQueryProgress]) -> list[StreamingQueryProgress]:
+        ids = [_batch_id(progress) for progress in given]
         try:
-            self._learn({progress.batchId for progress in given} - self._known.keys())
+            self._learn(set(ids) - self._known.keys())
         except ArrowStateError as error:
             # Spark's own figures are not lost because a store cannot be read for a while.
             _logger.warning("the progress of query %s lacks the figures of arrowstate: %s", self.id, error)  # type: ignore[attr-defined]
-        return [_joined(progress, self._known.get(progress.batchId)) for progress in given]
+        return [_joined(progress, self._known.get(number)) for number, progress in zip(ids, given, strict=True)]
 
     def _learn(self, wanted: set[int]) -> None:
         if not wanted:
@@ -141,10 +145,18 @@ class _MeteredQuery:
             self._known[record.batch_id] = record.metrics
 
 
-def _joined(progress: StreamingQueryProgress, metrics: Mapping[str, int] | None) -> StreamingQueryProgress:
+def _batch_id(progress: Any) -> int:
+    """The micro-batch of a progress, which is a plain dict in PySpark 3.5."""
+    number: int = progress["batchId"] if type(progress) is dict else progress.batchId
+    return number
+
+
+def _joined(progress: Any, metrics: Mapping[str, int] | None) -> Any:
     """The progress with our figures, in its text too."""
     if not metrics:
         return progress
+    if type(progress) is dict:
+        return {**progress, "observedMetrics": {**progress.get("observedMetrics", {}), METRICS: dict(metrics)}}
     text = json.loads(progress.json)
     text["observedMetrics"] = {**text.get("observedMetrics", {}), METRICS: dict(metrics)}
     return StreamingQueryProgress.fromJson(text)

@@ -129,8 +129,8 @@ class MissingDependencyError(ArrowStateError, ImportError):
     --------
     >>> print(MissingDependencyError("the Spark sink", "pyspark", "spark"))
     the Spark sink needs the package pyspark: pip install 'arrowstate[spark]'
-    >>> print(MissingDependencyError("the Spark sink", "pyspark", "spark", "PySpark 4.1.4", "4.3"))
-    PySpark 4.1.4 is installed, 4.3 or later is required for the Spark sink: pip install 'arrowstate[spark]'
+    >>> print(MissingDependencyError("streaming reads", "pyspark", "spark", "PySpark 4.0.5", "4.2"))
+    PySpark 4.0.5 is installed; streaming reads need 4.2 or later: pip install 'pyspark>=4.2'
     """
 
     feature: str
@@ -152,6 +152,6 @@ class MissingDependencyError(ArrowStateError, ImportError):
         if self.installed is None:
             return super().__str__()
         return (
-            f"{self.installed} is installed, {self.required} or later is required for {self.feature}: "
-            f"pip install 'arrowstate[{self.extra}]'"
+            f"{self.installed} is installed; {self.feature} need {self.required} or later: "
+            f"pip install '{self.package}>={self.required}'"
         )

@@ -4,12 +4,11 @@
 
 A standalone cluster with two workers runs a stateful operator (states, timers by the watermark, an output table) or
 `keyed_sink` over Parquet files, one per micro-batch; each round adds some. What is killed is the driver (its JVM, its
-Python, or both), a Python worker, the process beside the driver that commits for the sink, or an executor. A driver
-that is gone is started again at another parallelism and max parallelism. After each round, and in the end when all
-files are processed, the newest checkpoint is compared with what DuckDB makes of the files up to its micro-batch: every
-state, the pending timers, and every row of the output table with its micro-batch and its place. Some rows have no key
-and are dead letters; the sink takes changes that come late, and collects its store meanwhile. The exit code is 1 after
-any difference. Also run by a test, in a shorter form.
+Python, or both), a Python worker or an executor. A driver that is gone is started again at another parallelism and max
+parallelism. After each round, and in the end when all files are processed, the newest checkpoint is compared with what
+DuckDB makes of the files up to its micro-batch: every state, the pending timers, and every row of the output table with
+its micro-batch and its place. Some rows have no key and are dead letters; the sink takes changes that come late, and
+collects its store meanwhile. The exit code is 1 after any difference. Also run by a test, in a shorter form.
 """
 
 from __future__ import annotations
@@ -64,11 +63,10 @@ class Round:
     max_parallelism: int | None
 
     @classmethod
-    def drawn(cls, seed: int, number: int, query: str) -> Round:
+    def drawn(cls, seed: int, number: int) -> Round:
         # What one round takes from the dice must not change the next one.
         dice = random.Random(f"{seed}-{number}")
-        # A stateful operator is committed by the driver itself.
-        what = dice.choice([*WHAT, "committer"] if query == "sink" else WHAT)
+        what = dice.choice(WHAT)
         when = dice.choice(WHEN)
         parallelism = dice.choice([1, 2, 3, 4])
         return cls(
@@ -157,10 +155,7 @@ class Job:
         jvms = [pid for pid, parent in table.items() if parent == self.driver.pid]
         if what == "jvm":
             return jvms
-        if what == "driver":
-            return [self.driver.pid, *jvms]
-        daemons = {pid for pid, parent in table.items() if parent in jvms}
-        return [pid for pid, parent in table.items() if parent in daemons]
+        return [self.driver.pid, *jvms]
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait while the query runs."""
@@ -227,7 +222,7 @@ class Job:
 def rounds(job: Job, count: int, seed: int) -> Iterator[tuple[int, list[str]]]:
     """Kill so many times, and let it finish; after each yield the number and what is wrong."""
     for number in range(count):
-        drawn = Round.drawn(seed, number, job.what)
+        drawn = Round.drawn(seed, number)
         job.add_files(drawn.files)
         if not job.is_running():
             job.start(drawn.parallelism, drawn.max_parallelism)

@@ -272,6 +272,30 @@ def test_spark_routes_every_row_to_the_subtask_of_its_key_group(spark: Any) -> N
         assert all(group in ranges[subtask] for group, subtask in zip(groups, rows["subtask"].to_pylist(), strict=True))
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 200, 4096])
+def test_each_partition_has_a_value_that_spark_sends_there(spark: Any, count: int) -> None:
+    from pyspark.sql import functions as sf
+
+    from arrowstate.spark.routing import values_of_partitions
+
+    table = spark.createDataFrame(list(enumerate(values_of_partitions(count))), "place int, value int")
+
+    assert table.where(sf.expr(f"pmod(hash(value), {count}) <> place")).count() == 0
+
+
+def test_without_repartition_by_id_every_row_reaches_its_subtask(
+    stream: Any, make_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.add(make_rows(0), make_rows(1))
+    for kind in type(stream.spark.range(1)).__mro__:
+        monkeypatch.delattr(kind, "repartitionById", raising=False)
+
+    stream.run(parallelism=3, max_parallelism=7)
+
+    assert stream.stored() == stream.expected()
+    assert arrowstate.open_store(stream.store).verify(deep=True).problems == []
+
+
 def test_without_pyspark_the_error_says_what_to_install() -> None:
     script = (
         "import sys; sys.modules['pyspark'] = None\n"
@@ -297,36 +321,57 @@ import pyspark.sql.datasource
 # This version imports the one module in the other.
 sys.modules.pop({hidden!r}, None)
 sys.meta_path.insert(0, Hidden())
-pyspark.__version__ = "4.1.4"
+pyspark.__version__ = "{version}"
 import arrowstate.spark
 """
 """A process with a PySpark that lacks a module."""
 
 
-def test_an_older_pyspark_is_named_by_its_version() -> None:
-    script = _OLDER.format(hidden="pyspark.sql.datasource") + (
-        "try:\n    arrowstate.spark.register\nexcept arrowstate.MissingDependencyError as error:\n    print(error)\n"
-    )
-
+def said(script: str) -> str:
+    """What a process prints."""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-
-    assert done.stdout == (
-        "PySpark 4.1.4 is installed, 4.3 or later is required for arrowstate.spark: pip install 'arrowstate[spark]'\n"
-    )
+    return done.stdout
 
 
-def test_what_only_streams_need_of_pyspark_takes_neither_sink_nor_operators_away() -> None:
-    script = _OLDER.format(hidden="pyspark.sql.streaming.datasource") + (
+def test_what_an_older_pyspark_lacks_is_named_with_the_version_that_has_it() -> None:
+    hidden = _OLDER.format(hidden="pyspark.sql.datasource", version="3.5.9")
+    calls = ("register(None)", "import_state(None, '/x', store='/y', parallelism=1)")
+
+    lines = [
+        said(
+            f"{hidden}try:\n    arrowstate.spark.{call}\n"
+            "except arrowstate.MissingDependencyError as error:\n    print(error)\n"
+        )
+        for call in calls
+    ]
+
+    what = ("reads by spark.read.format('arrowstate')", "imports of Spark's state")
+    assert lines == [
+        f"PySpark 3.5.9 is installed; {each} need 4.0 or later: pip install 'pyspark>=4.0'\n" for each in what
+    ]
+
+
+def test_what_only_streams_need_of_pyspark_takes_nothing_else_away() -> None:
+    script = _OLDER.format(hidden="pyspark.sql.streaming.datasource", version="4.1.4") + (
         "print(all(getattr(arrowstate.spark, name) for name in arrowstate.spark.__all__))\n"
-        "from arrowstate.spark.read.plans import plan_from_options\n"
-        "try:\n    plan_from_options({'path': '/tmp/x', 'readChangeFeed': 'true'})\n"
+        "from arrowstate.spark.source import ArrowStateDataSource\n"
+        "try:\n    ArrowStateDataSource({}).streamReader(None)\n"
         "except arrowstate.MissingDependencyError as error:\n    print(error)\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    missing = "PySpark 4.1.4 is installed; streaming reads need 4.2 or later: pip install 'pyspark>=4.2'"
+    assert said(script) == f"True\n{missing}\n"
 
-    missing = "PySpark 4.1.4 is installed, 4.3 or later is required for streams that are read from a store"
-    assert done.stdout == f"True\n{missing}: pip install 'arrowstate[spark]'\n"
+
+def test_a_pyspark_that_is_too_old_for_all_is_named() -> None:
+    script = (
+        "import pyspark, arrowstate.spark\npyspark.__version__ = '3.4.4'\n"
+        "try:\n    arrowstate.spark.keyed_sink\nexcept arrowstate.MissingDependencyError as error:\n    print(error)\n"
+    )
+
+    assert said(script) == (
+        "PySpark 3.4.4 is installed; sinks, operators and reads need 3.5 or later: pip install 'pyspark>=3.5'\n"
+    )
 
 
 def test_importing_arrowstate_does_not_import_pyspark() -> None:

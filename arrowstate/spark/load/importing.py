@@ -31,6 +31,7 @@ from arrowstate.spark.load.spark_checkpoints import (
     stateful_operators,
 )
 from arrowstate.spark.routing import quoted
+from arrowstate.spark.versions import IMPORTS, require
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,6 +136,7 @@ def import_state(
     ...     )
     ...     print(report)
     """
+    require(IMPORTS)
     location = str(checkpoint_location)
     operators = stateful_operators(spark, location, operator_id, batch_id)
     if len(operators) > 1:

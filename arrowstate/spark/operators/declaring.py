@@ -15,6 +15,7 @@ from arrowstate.functions.batch_function import BatchFunction
 from arrowstate.functions.process_function import KeyedProcessFunction
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.spark.operators.query import QueryOperator, uids_of
+from arrowstate.spark.pyspark_internals import columns_of_ddl
 from arrowstate.spark.schemas import arrow_type
 from arrowstate_formats.names import check_operator_uid
 
@@ -61,7 +62,7 @@ def output_table(uid: str, output: str | None, schema: str | StructType | None) 
         return None
     if output is not None:
         check_operator_uid(output)
-    columns = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    columns = columns_of_ddl(schema) if isinstance(schema, str) else schema
     if not isinstance(columns, StructType) or not columns.fields:
         raise InvalidInputError(f"output_schema must have columns, such as 'user string, total long'; got {schema!r}")
     return OutputTable(

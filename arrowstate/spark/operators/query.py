@@ -20,15 +20,15 @@ from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError, StoreNotFoundError
 from arrowstate.files.operator import FrozenOperatorState, write_operator_states
 from arrowstate.files.output_tables import rows_state
-from arrowstate.log.commit import delete_quietly
-from arrowstate.log.commit_log import CommitLog, History
+from arrowstate.log.commit import NOT_COMMITTED, delete_quietly
+from arrowstate.log.commit_log import CommitLog, History, refuse_loss
 from arrowstate.log.entries import create_store
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.spark.collecting import collector_of
 from arrowstate.spark.commit import BatchWork, OperatorWork, commit_batch, take_over
 from arrowstate.spark.micro_batches import BatchRecord, StoredState, is_committed, stored_state
 from arrowstate.spark.operators.clocks import BatchClock
-from arrowstate.spark.outputs import frame_of
+from arrowstate.spark.outputs import arrow_table, frame_of
 from arrowstate.spark.places import StorePlace
 from arrowstate.spark.routing import quoted, run_tasks
 from arrowstate.spark.task import Step, SubtaskResult, TaskPlan, delete_files_named
@@ -173,22 +173,25 @@ class StatefulQuery:
             )
         except BaseException:
             # The commit has not been tried.
-            delete_files_named(storage, self._uids, job)
-            delete_quietly(storage, self._broadcast_paths)
-            self._broadcasts = None
+            self._discard(storage, job)
             raise
         finally:
             if is_shared:
                 frame.unpersist()
-        entry = commit_batch(
-            storage,
-            [*self._uids, *self._dropped],
-            work,
-            new_id=new_id,
-            clock_ms=now_ms,
-            on_checkpoint=self._on_checkpoint,
-            collector=self._collector(),
-        )
+        try:
+            entry = commit_batch(
+                storage,
+                [*self._uids, *self._dropped],
+                work,
+                new_id=new_id,
+                clock_ms=now_ms,
+                on_checkpoint=self._on_checkpoint,
+                collector=self._collector(),
+                history=history,
+            )
+        except NOT_COMMITTED:
+            self._discard(storage, job)
+            raise
         if entry is None:
             # An earlier run, whose driver is lost and which is not done yet, has committed the same micro-batch.
             stored = stored_state(CommitLog(storage).history())
@@ -197,6 +200,12 @@ class StatefulQuery:
         # What broadcast states were written is part of the store now.
         self._broadcast_paths = []
         self._hand_on(frame, batch_id, entry, BatchRecord.of(entry))
+
+    def _discard(self, storage: Storage, job: str) -> None:
+        """Delete the files of a micro-batch that is not committed."""
+        delete_files_named(storage, self._uids, job)
+        delete_quietly(storage, self._broadcast_paths)
+        self._broadcasts = None
 
     def _collector(self) -> Collector | None:
         retention = retention_of([item.plan for item in self._operators])
@@ -268,11 +277,12 @@ def retention_of(plans: Sequence[TaskPlan]) -> RetentionPolicy | None:
 
 def _opened(storage: Storage, now_ms: int) -> tuple[str, History]:
     """Return the id of the store, which is made if there is none, and its log."""
+    log = CommitLog(storage, on_loss=refuse_loss)
     try:
-        store, history = CommitLog(storage).opened()
+        store, history = log.opened()
     except StoreNotFoundError:
         store = create_store(storage, new_id(), now_ms)
-        history = CommitLog(storage).history()
+        history = log.history()
     return store.store_id, history
 
 
@@ -307,7 +317,7 @@ def _column(name: str, wanted: str | None) -> Column:
 
 
 def _broadcast_state(descriptor: BroadcastStateDescriptor, frame: DataFrame) -> FrozenOperatorState:
-    table = frame.toArrow()
+    table = arrow_table(frame)
     if table.num_columns != 2:
         raise InvalidInputError(
             f"broadcast state {descriptor.name!r} needs a DataFrame of two columns, key and value, got "

@@ -22,10 +22,10 @@ from arrowstate.spark.operators.declaring import (
 from arrowstate.spark.operators.query import BatchFrames, QueryOperator, StatefulQuery, retention_of, uids_of
 from arrowstate.spark.operators.task import OperatorPlan
 from arrowstate.spark.places import StorePlace
-from arrowstate.spark.source import ArrowStateDataSource
+from arrowstate.spark.read.idle import and_idle
+from arrowstate.spark.source import register_if_possible
 from arrowstate.spark.stream_writer import QueryStart, writer_of
-from arrowstate.spark.versions import needs_pyspark
-from arrowstate.spark.workers import own_python
+from arrowstate.spark.versions import IDLE_TIMERS, require
 from arrowstate.store import open_store
 from arrowstate.telemetry.records import Listener
 
@@ -192,6 +192,7 @@ def write_stream(
     fire_when_idle
         Let timers fire, and windows of event time end, while no row comes: Spark runs a micro-batch when a timer is due
         by processing time, and one more after each micro-batch with rows, when the watermark has advanced by them.
+        It needs PySpark 4.2.
         Without it both wait for the next row. The store is looked at every 250 ms. It adds a source to the query, so a
         query is started again with what it was started with.
     on_checkpoint
@@ -263,8 +264,7 @@ def write_stream(
         dropped = [item.uid for item in checkpoint.operators if item.uid not in uids and not is_dead_letters(item)]
     check_alone([*uids, *dropped], checkpoint, first.store)
     session = first.source.sparkSession
-    with own_python(session):
-        session.dataSource.register(ArrowStateDataSource)
+    register_if_possible(session)
 
     def function(options: Mapping[str, str]) -> StatefulQuery:
         for plan in plans:
@@ -274,8 +274,7 @@ def write_stream(
 
     source = first.source
     if fire_when_idle:
-        with needs_pyspark("fire_when_idle"):
-            from arrowstate.spark.read.idle import and_idle
+        require(IDLE_TIMERS)
         source = and_idle(source, StorePlace(first.store, plans[0].storage_options))
     return writer_of(source.writeStream, QueryStart(first.store, plans[0].storage_options, function))
 

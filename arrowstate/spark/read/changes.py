@@ -12,8 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 from msgspec.structs import replace
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
@@ -29,6 +27,15 @@ from arrowstate.log.timeline import (
 )
 from arrowstate.query.changes import CHANGE_TYPE_COLUMN, StateChanges, change_columns
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
+from arrowstate.spark.read.bases import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
 from arrowstate.spark.read.holding import Held, check_no_lease
 from arrowstate.spark.read.options import (
     StorePlace,

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql import functions as sf
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from arrowstate.clock import now_ms
@@ -24,6 +22,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.spark.micro_batches import BatchRecord
 from arrowstate.spark.places import STORAGE_OPTIONS, StorePlace, storage_options_text
+from arrowstate.spark.read.bases import DataSourceStreamReader, InputPartition, ReadLimit, SupportsTriggerAvailableNow
 from arrowstate.spark.read.options import IDLE_OPTION, check_options, open_read_storage, required
 
 if TYPE_CHECKING:

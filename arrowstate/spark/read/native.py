@@ -24,6 +24,7 @@ from arrowstate.files.validation import Validation
 from arrowstate.query.expiry import EXPIRES_COLUMN, UPDATED_COLUMN
 from arrowstate.query.files import QueriedRun, live_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN
+from arrowstate.spark.outputs import frame_by_tasks
 from arrowstate.spark.places import STORAGE_OPTIONS, storage_options_text
 from arrowstate.spark.pyspark_internals import ROW_NUMBER, context_of, has_file
 from arrowstate.spark.read.plans import Plan, plan_from_options
@@ -31,6 +32,7 @@ from arrowstate.spark.read.states import ReadPlan
 from arrowstate.spark.routing import quoted
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema
 from arrowstate.spark.source import FORMAT, register
+from arrowstate.spark.versions import DATA_SOURCE, has
 from arrowstate.storage.base import Storage
 from arrowstate.table.segment import HASH_COLUMN
 from arrowstate_formats.key_groups import KeyGroupRange
@@ -220,8 +222,17 @@ def plan_read(
         scan = _Native(spark, plan).scan()
     if isinstance(scan, StateScan):
         return scan
+    if not has(DATA_SOURCE):
+        return StateScan(_by_tasks(spark, plan), False, f"read by tasks in Python: {scan}")
     register(spark)
     return StateScan(_by_data_source(spark, plan, options), False, f"read by the data source: {scan}")
+
+
+def _by_tasks(spark: SparkSession, plan: Plan) -> DataFrame:
+    """Read as the data source reads, without one."""
+    reader = plan.reader(plan.schema)
+    parts = reader.partitions()
+    return frame_by_tasks(spark, len(parts), lambda number: reader.read(parts[number]), plan.schema)
 
 
 def _by_data_source(spark: SparkSession, plan: Plan, options: dict[str, str]) -> DataFrame:
@@ -266,6 +277,8 @@ class _Native:
                 whole.append(_place(self.storage, str(document.path)))
             else:
                 parts[_place(self.storage, str(document.path))] = live
+        if (parts or inline) and not has(DATA_SOURCE):
+            return "it has dead rows or small runs, which PySpark takes from 4.0 on"
         rows = sum(live.size for live in parts.values())
         if rows > _MOST_BITMAP_ROWS:
             return f"its files with dead rows have {rows:,} rows, over {_MOST_BITMAP_ROWS:,}"

@@ -13,12 +13,19 @@ from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, NotFoundError
 from arrowstate.files.output_tables import find_output, output_rows
+from arrowstate.spark.read.bases import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from arrowstate.spark.read.holding import Held, check_no_lease
 from arrowstate.spark.read.options import (
     StorePlace,

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.files.reading import find_operator
+from arrowstate.spark.read.bases import DataSourceReader, DataSourceStreamReader
+from arrowstate.spark.read.changes import ChangePlan
+from arrowstate.spark.read.idle import IdlePlan
 from arrowstate.spark.read.options import IDLE_OPTION, flag, open_checkpoint
+from arrowstate.spark.read.outputs import OutputPlan
 from arrowstate.spark.read.states import ReadPlan
 from arrowstate.spark.read.tables import HistoryPlan, OperatorStatePlan
-from arrowstate.spark.versions import needs_pyspark
 
 __all__ = ["Plan", "plan_from_options"]
 
@@ -50,20 +52,12 @@ def plan_from_options(options: Mapping[str, str]) -> Plan:
     """
     if options.get("table") is not None:
         return HistoryPlan.from_options(options)
-    # Sinks and operators come here too and read no streams, which need more of PySpark than all else.
-    with needs_pyspark("streams that are read from a store"):
-        if flag(options, IDLE_OPTION):
-            from arrowstate.spark.read.idle import IdlePlan
-
-            return IdlePlan.from_options(options)
-        if options.get("output") is not None:
-            from arrowstate.spark.read.outputs import OutputPlan
-
-            return OutputPlan.from_options(options)
-        if flag(options, "readChangeFeed"):
-            from arrowstate.spark.read.changes import ChangePlan
-
-            return ChangePlan.from_options(options)
+    if flag(options, IDLE_OPTION):
+        return IdlePlan.from_options(options)
+    if options.get("output") is not None:
+        return OutputPlan.from_options(options)
+    if flag(options, "readChangeFeed"):
+        return ChangePlan.from_options(options)
     return _state_plan(options)
 
 

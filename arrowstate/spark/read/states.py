@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from arrowstate.clock import now_ms
@@ -20,6 +19,7 @@ from arrowstate.files.validation import Validation, readable
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.expiry import Seen
 from arrowstate.query.state import StateReader
+from arrowstate.spark.read.bases import DataSourceReader, DataSourceStreamReader, InputPartition
 from arrowstate.spark.read.options import (
     StorePlace,
     check_options,

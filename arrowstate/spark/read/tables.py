@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.files.operator import OperatorStateTable, find_operator_state
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.duckdb.history import HISTORY_TABLES, history_table
+from arrowstate.spark.read.bases import DataSourceReader, DataSourceStreamReader, InputPartition
 from arrowstate.spark.read.options import StorePlace, check_options, choose_columns, open_checkpoint, open_read_storage
 from arrowstate.spark.read.states import check_schema
 from arrowstate.spark.schemas import batch_for_spark, schema_for_spark, spark_schema

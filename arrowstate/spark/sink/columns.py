@@ -37,7 +37,7 @@ from arrowstate.schema.keys import to_type
 from arrowstate.schema.layout import StateLayout, key_schema_of, state_document
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.routing import quoted
-from arrowstate.spark.schemas import arrow_type, spark_type, widens
+from arrowstate.spark.schemas import arrow_type, is_binary, spark_type, widens
 from arrowstate.spark.sink.plan import StateInput
 from arrowstate.state.folds.aggregates import aggregate_of
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
@@ -129,7 +129,7 @@ class StreamColumns:
         numbers = []
         for name in sequence:
             kind = self.found.type_of(name)
-            if not isinstance(kind, _ORDERED) or (isinstance(kind, StringType) and not kind.isUTF8BinaryCollation()):
+            if not isinstance(kind, _ORDERED) or (isinstance(kind, StringType) and not is_binary(kind)):
                 raise InvalidInputError(
                     f"sequence column {name!r} must be a number, date, timestamp or string, got {kind.simpleString()}"
                 )

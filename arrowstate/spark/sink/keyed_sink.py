@@ -24,7 +24,7 @@ from arrowstate.spark.sink.columns import StreamColumns
 from arrowstate.spark.sink.inputs import Inputs
 from arrowstate.spark.sink.plan import SinkPlan
 from arrowstate.spark.sink.task import fold_micro_batch
-from arrowstate.spark.source import register
+from arrowstate.spark.source import register_if_possible
 from arrowstate.spark.stream_writer import QueryStart, writer_of
 from arrowstate.telemetry.records import Listener
 from arrowstate.upkeep.beside import check_retention
@@ -286,7 +286,7 @@ def keyed_sink(
             clock_of(stream.sparkSession, options, new_id()), [operator], {}, on_checkpoint=on_checkpoint
         )
 
-    register(stream.sparkSession)
+    register_if_possible(stream.sparkSession)
     return writer_of(rows.writeStream, QueryStart(opened.url, storage_options, function))
 
 
