@@ -290,7 +290,13 @@ class Coordination:
 
     def _expire(self, now_ms: int) -> list[Action]:
         limit = self.options.timeout_ms
-        late = [id for id in self._pending if self._is_open(id) and now_ms >= self._pending[id].triggered_at_ms + limit]
+        late = [
+            id
+            for id, record in self._pending.items()
+            if record.status is not Status.COMMITTING and now_ms >= record.triggered_at_ms + limit
+        ]
+        if not late:
+            return []
         return [action for id in late for action in self._end(id, Status.EXPIRED, now_ms, f"not done after {limit} ms")]
 
     def _stop(self, now_ms: int, reason: str) -> list[Action]:

@@ -107,16 +107,19 @@ Event = (
 )
 
 
-def end_of_commit(now_ms: int, checkpoint_id: int, error: BaseException | None) -> Event:
-    """Return what happened to a commit that ended so."""
+def end_of_commit(
+    now_ms: int, checkpoint_id: int, error: BaseException | None, *, with_kind: bool = False
+) -> CommitWon | CommitLost | CommitRefused | CommitUnknown:
+    """Return what happened to a commit that ended so; `with_kind` has the reason begin with the name of the error."""
     if error is None:
         return CommitWon(now_ms, checkpoint_id)
+    reason = f"{type(error).__name__}: {error}" if with_kind else str(error)
     if isinstance(error, FencedError):
-        return CommitLost(now_ms, checkpoint_id, str(error))
+        return CommitLost(now_ms, checkpoint_id, reason)
     if isinstance(error, NOT_COMMITTED):
-        return CommitRefused(now_ms, checkpoint_id, str(error))
+        return CommitRefused(now_ms, checkpoint_id, reason)
     # Whatever else it was, the entry may be in the log.
-    return CommitUnknown(now_ms, checkpoint_id, str(error))
+    return CommitUnknown(now_ms, checkpoint_id, reason)
 
 
 # Actions: what to do now, in this order.

@@ -1,16 +1,16 @@
 """The checkpoints of a job: when they are taken, how they are committed, and who is told.
 
-When one begins and how it ends says `arrowstate.checkpoints.coordination`; commits, and giving the sinks their rows,
-are work that is done beside, one after another.
+When one begins and how it ends says `arrowstate.checkpoints.coordination`. As that, this takes events and returns what
+is to be done: it tells nobody, writes nothing and knows no time. `Coordinator` does what is returned, in its order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeAlias
 
+from arrowstate.checkpoints.committing import Committer
 from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord, Coordination
 from arrowstate.checkpoints.protocol import (
     Abort,
@@ -19,9 +19,6 @@ from arrowstate.checkpoints.protocol import (
     Cancel,
     Commit,
     CommitLost,
-    CommitRefused,
-    CommitUnknown,
-    CommitWon,
     Complete,
     Discard,
     Event,
@@ -30,21 +27,11 @@ from arrowstate.checkpoints.protocol import (
     Stop,
     Tick,
     Trigger,
+    end_of_commit,
 )
-from arrowstate.errors import (
-    CheckpointAbortedError,
-    CollectedError,
-    FencedError,
-    InvalidInputError,
-    JobFailedError,
-    StorageError,
-    StorageFullError,
-)
-from arrowstate.log.commit import delete_quietly
-from arrowstate.runtime.core.assembling import Entries
-from arrowstate.runtime.core.messages import AbortCheckpoint, CompleteCheckpoint, ToSlot, TriggerCheckpoint
+from arrowstate.errors import CheckpointAbortedError, CollectedError, JobFailedError
+from arrowstate.runtime.core.messages import AbortCheckpoint, CompleteCheckpoint, TaskHandle, ToSlot, TriggerCheckpoint
 
-T = TypeVar("T")
 Done = Callable[[int | None, BaseException | None], None]
 """Is told the id of a checkpoint that was asked for, or why there is none."""
 
@@ -54,46 +41,62 @@ _RETRY_MS = 100
 _TELL_AGAIN_MS = 1_000
 """How often slots are told of the newest checkpoint that was given up, until another begins."""
 
-
-class JobSide(Protocol):
-    """What the checkpoints of a job ask of its coordinator."""
-
-    attempt: int
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the slots process rows."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the job has ended."""
-
-    def tell_all(self, message: ToSlot) -> None:
-        """Tell all slots."""
-
-    def failed(self, error: BaseException) -> None:
-        """End the attempt."""
-
-    def fenced(self, error: FencedError) -> None:
-        """End the job: another one writes to its store."""
-
-    def committed(self) -> None:
-        """Take note that a checkpoint is in the log."""
-
-    def commits_ended(self) -> None:
-        """Take note that no commit is under way any more."""
-
-    def completed(self) -> None:
-        """End the job: its last checkpoint is committed, and the sinks have had their rows."""
+# What the coordinator is to do.
 
 
-class CheckpointsOutside(Protocol):
-    """What they ask of whoever drives the coordinator."""
+@dataclass(frozen=True, slots=True)
+class TellSlots:
+    """Tell all slots."""
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
-        """Have work done beside, one after another, then call `done` between two events."""
+    message: ToSlot
 
-    def now_ms(self) -> int: ...
+
+@dataclass(frozen=True, slots=True)
+class CommitCheckpoint:
+    """Write the log entry, after what is being done beside; `JobCheckpoints.committed` is told how that ended."""
+
+    checkpoint_id: int
+    handles: tuple[TaskHandle, ...]
+    based_on: int
+    started_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveSinks:
+    """Give the sinks the rows of a checkpoint, while they are open; `JobCheckpoints.given` is told how that ended."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFiles:
+    """Delete what was written for nothing."""
+
+    paths: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tell somebody who asked for a checkpoint its id, or why there is none."""
+
+    done: Done
+    checkpoint_id: int | None
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndAttempt:
+    """End the attempt, which failed."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """End the job, if it is running: its last checkpoint is committed, and the sinks have had their rows."""
+
+
+JobAction: TypeAlias = TellSlots | CommitCheckpoint | GiveSinks | DeleteFiles | Answer | EndAttempt | EndJob
 
 
 @dataclass(slots=True)
@@ -107,19 +110,11 @@ class _Request:
 class JobCheckpoints:
     """Takes the checkpoints of a job."""
 
-    def __init__(
-        self,
-        job: JobSide,
-        entries: Entries,
-        subtasks: Sequence[tuple[str, int]],
-        options: CheckpointOptions,
-        outside: CheckpointsOutside,
-    ) -> None:
-        self._job = job
-        self._entries = entries
+    def __init__(self, committer: Committer, subtasks: Sequence[tuple[str, int]], options: CheckpointOptions) -> None:
+        self._committer = committer
         self._subtasks = subtasks
         self._options = options
-        self._outside = outside
+        self._attempt = 0
         self._coordination: Coordination | None = None
         self._records: list[CheckpointRecord] = []
         self._based_on: dict[int, tuple[int, int]] = {}
@@ -145,26 +140,26 @@ class JobCheckpoints:
         """Whether a commit is under way."""
         return self._committing > 0
 
-    def forget_last(self) -> None:
+    def begin_attempt(self, attempt: int) -> None:
         """Begin an attempt, which takes a last checkpoint of its own.
 
         What was asked for and not begun is taken in it; what was begun is answered when its commit has ended, and the
         sinks have its rows.
         """
-        self._last_id, self._retry_ms = None, 0
+        self._attempt, self._last_id, self._retry_ms = attempt, None, 0
 
     def begin(self) -> None:
-        """Take checkpoints of an attempt, whose slots are about to be deployed."""
-        newest = self._entries.committer.newest_id
-        self._coordination = Coordination(self._subtasks, self._options, newest_id=newest)
+        """Take checkpoints of the attempt, whose slots are about to be deployed."""
+        self._coordination = Coordination(self._subtasks, self._options, newest_id=self._committer.newest_id)
 
-    def end(self, reason: str) -> None:
+    def end(self, now_ms: int, reason: str) -> list[JobAction]:
         """Give up what is in progress: the attempt has ended. A commit that has begun goes on."""
+        actions = self.feed(Cancel(now_ms, reason))
         if self._coordination is not None:
-            self._act(self._coordination.handle(Cancel(self._outside.now_ms(), reason)))
             self._given_up = None
             if not self._committing:
                 self.put_away()
+        return actions
 
     def put_away(self) -> None:
         """Keep the records of an attempt that has ended."""
@@ -172,134 +167,113 @@ class JobCheckpoints:
             self._records = [*self._records, *self._coordination.records][-100:]
             self._coordination = None
 
-    def refuse_requests(self, reason: Exception) -> None:
+    def refuse_requests(self, reason: Exception) -> list[JobAction]:
         """Answer whoever waits for a checkpoint: there will be none."""
         requests, self._requests = self._requests, []
-        for request in requests:
-            request.done(None, reason)
+        return [Answer(request.done, None, reason) for request in requests]
 
     def request(self, done: Done) -> None:
-        """Take one as soon as there is room."""
+        """Take one as soon as there is room, see `serve`."""
         self._requests.append(_Request(done))
-        self._serve_requests()
 
-    def feed(self, event: Event) -> None:
-        """Take note of what a subtask says of a checkpoint."""
-        if self._coordination is not None:
-            self._act(self._coordination.handle(event))
+    def feed(self, event: Event) -> list[JobAction]:
+        """Take note of what happened to a checkpoint."""
+        if self._coordination is None:
+            return []
+        actions = self._coordination.handle(event)
+        return self._to_do(event.now_ms, actions) if actions else []
 
-    def tick(self, now_ms: int, *, only_last: bool) -> None:
+    def tick(self, now_ms: int, *, only_last: bool) -> list[JobAction]:
         """Let time pass; with `only_last` none is begun by time, which would leave no room for the last."""
-        if self._coordination is not None:
-            self._act(self._coordination.handle(Tick(now_ms) if only_last else Border(now_ms)))
-            self._serve_requests()
+        made = self.feed(Tick(now_ms) if only_last else Border(now_ms))
+        if self._requests:
+            made += self.serve(now_ms)
         if self._given_up is not None and now_ms - self._told_ms >= _TELL_AGAIN_MS:
             self._told_ms = now_ms
-            self._job.tell_all(self._given_up)
+            made.append(TellSlots(self._given_up))
+        return made
 
-    def take_last(self, now_ms: int) -> None:
+    def serve(self, now_ms: int) -> list[JobAction]:
+        """Begin what was asked for, as far as there is room; the slots process rows."""
+        made: list[JobAction] = []
+        for request in self._requests:
+            if request.checkpoint_id is None:
+                request.checkpoint_id, actions = self._trigger(now_ms)
+                made += actions
+                if request.checkpoint_id is None:
+                    break
+        return made
+
+    def take_last(self, now_ms: int) -> list[JobAction]:
         """Take the checkpoint that ends the job, for all that is to be in it is there; again where that fails."""
-        if self._coordination is None or not self._job.is_running:
-            return
-        if self._last_id in self._coordination.in_progress or now_ms < self._retry_ms:
-            return
-        self._last_id = self._trigger()
+        if self._coordination is None or self._last_id in self._coordination.in_progress or now_ms < self._retry_ms:
+            return []
+        self._last_id, actions = self._trigger(now_ms)
         self._retry_ms = now_ms + _RETRY_MS
+        return actions
 
-    def discard(self, paths: Sequence[str]) -> None:
-        """Delete what was written for nothing."""
-        if paths:
-            self._outside.submit(partial(delete_quietly, self._entries.storage, paths), lambda *_: None)
+    def committed(self, now_ms: int, checkpoint_id: int, error: BaseException | None) -> list[JobAction]:
+        """Take note of how a commit ended."""
+        self._committing -= 1
+        if error is not None:
+            self._causes[checkpoint_id] = error
+        event = end_of_commit(now_ms, checkpoint_id, error, with_kind=True)
+        actions = self.feed(event)
+        # Of a lost commit the coordinator knows what to do: it ends the job, and not the attempt alone.
+        lost = isinstance(event, CommitLost)
+        return [action for action in actions if not (lost and isinstance(action, EndAttempt))]
 
-    def _act(self, actions: Sequence[Action]) -> None:
+    def given(self, attempt: int, checkpoint_id: int, error: BaseException | None) -> list[JobAction]:
+        """Take note of how giving the sinks the rows of a checkpoint ended, that was committed in an attempt."""
+        actions = self._answers(checkpoint_id, error)
+        if attempt == self._attempt and error is not None:
+            actions.append(EndAttempt(error))
+        elif attempt == self._attempt and self._last_id is not None and checkpoint_id >= self._last_id:
+            actions.append(EndJob())
+        return actions
+
+    def _to_do(self, now_ms: int, actions: Sequence[Action]) -> list[JobAction]:
+        made: list[JobAction] = []
         for action in actions:
             match action:
                 case Start(id, _):
                     self._given_up = None
-                    self._based_on[id] = self._entries.committer.newest_number, self._outside.now_ms()
-                    self._job.tell_all(TriggerCheckpoint(self._job.attempt, id))
+                    self._based_on[id] = self._committer.newest_number, now_ms
+                    made.append(TellSlots(TriggerCheckpoint(self._attempt, id)))
                 case Commit(id, _, handles):
                     self._committing += 1
-                    based_on, started_at_ms = self._based_on[id]
-                    work = partial(self._entries.commit, id, handles, based_on=based_on, started_at_ms=started_at_ms)
-                    self._outside.submit(work, partial(self._committed, id))
+                    made.append(CommitCheckpoint(id, handles, *self._based_on[id]))
                 case Complete(id, _):
                     self._based_on.pop(id, None)
-                    self._job.tell_all(CompleteCheckpoint(self._job.attempt, id))
-                    # Where the job is over the sinks are closed: the next start gives them their rows.
-                    if not self._job.is_over:
-                        self._outside.submit(self._entries.give, partial(self._given, self._job.attempt, id))
+                    made += [TellSlots(CompleteCheckpoint(self._attempt, id)), GiveSinks(id)]
                 case Abort(id, reason):
                     self._based_on.pop(id, None)
                     cause = self._causes.pop(id, None)
                     gone = frozenset(cause.paths) if isinstance(cause, CollectedError) else frozenset[str]()
-                    self._given_up, self._told_ms = AbortCheckpoint(self._job.attempt, id, gone), self._outside.now_ms()
-                    self._job.tell_all(self._given_up)
-                    self._answer(id, CheckpointAbortedError(id, self._status(id), reason))
+                    self._given_up, self._told_ms = AbortCheckpoint(self._attempt, id, gone), now_ms
+                    made.append(TellSlots(self._given_up))
+                    made += self._answers(id, CheckpointAbortedError(id, self._status(id), reason))
                 case Discard(_, _, handle):
-                    self.discard(handle.paths)
+                    made.append(DeleteFiles(handle.paths))
                 case Stop(reason):
-                    self._job.failed(JobFailedError(reason))
+                    made.append(EndAttempt(JobFailedError(reason)))
                 case Refuse():
                     pass
+        return made
 
     def _status(self, checkpoint_id: int) -> str:
         records = [record for record in self.records if record.checkpoint_id == checkpoint_id]
         return records[-1].status.value if records else "cancelled"
 
-    def _committed(self, checkpoint_id: int, _: None, error: BaseException | None) -> None:
-        self._committing -= 1
-        now_ms = self._outside.now_ms()
-        if error is None:
-            self._job.committed()
-            self.feed(CommitWon(now_ms, checkpoint_id))
-        else:
-            self._causes[checkpoint_id] = error
-            reason = f"{type(error).__name__}: {error}"
-            if isinstance(error, FencedError):
-                self._feed_lost(CommitLost(now_ms, checkpoint_id, reason))
-                self._job.fenced(error)
-            elif isinstance(error, (InvalidInputError, StorageError, StorageFullError, CollectedError)):
-                self.feed(CommitRefused(now_ms, checkpoint_id, reason))
-            else:
-                self._feed_lost(CommitUnknown(now_ms, checkpoint_id, reason))
-        if not self._committing:
-            self._job.commits_ended()
+    def _answers(self, checkpoint_id: int, error: BaseException | None) -> list[JobAction]:
+        answered = [request for request in self._requests if request.checkpoint_id == checkpoint_id]
+        self._requests = [request for request in self._requests if request.checkpoint_id != checkpoint_id]
+        return [Answer(request.done, None if error is not None else checkpoint_id, error) for request in answered]
 
-    def _feed_lost(self, event: CommitLost | CommitUnknown) -> None:
-        """Tell the coordination, which takes no more checkpoints then; of a lost one the caller knows what to do."""
-        if self._coordination is None:
-            return
-        actions = self._coordination.handle(event)
-        lost = isinstance(event, CommitLost)
-        self._act([action for action in actions if not (lost and isinstance(action, Stop))])
-
-    def _given(self, attempt: int, checkpoint_id: int, _: None, error: BaseException | None) -> None:
-        self._answer(checkpoint_id, error)
-        if attempt != self._job.attempt:
-            return
-        if error is not None:
-            self._job.failed(error)
-        elif self._job.is_running and self._last_id is not None and checkpoint_id >= self._last_id:
-            self._job.completed()
-
-    def _answer(self, checkpoint_id: int, error: BaseException | None) -> None:
-        for request in [item for item in self._requests if item.checkpoint_id == checkpoint_id]:
-            self._requests.remove(request)
-            request.done(None if error is not None else checkpoint_id, error)
-
-    def _serve_requests(self) -> None:
-        for request in self._requests:
-            if request.checkpoint_id is None:
-                id = self._trigger()
-                if id is None:
-                    return
-                request.checkpoint_id = id
-
-    def _trigger(self) -> int | None:
+    def _trigger(self, now_ms: int) -> tuple[int | None, list[JobAction]]:
         """Take a checkpoint if there is room; return its id."""
-        if self._coordination is None or not self._job.is_running or not self._coordination.has_room:
-            return None
-        actions = self._coordination.handle(Trigger(self._outside.now_ms()))
-        self._act(actions)
-        return next((action.checkpoint_id for action in actions if isinstance(action, Start)), None)
+        if self._coordination is None or not self._coordination.has_room:
+            return None, []
+        actions = self._coordination.handle(Trigger(now_ms))
+        id = next((action.checkpoint_id for action in actions if isinstance(action, Start)), None)
+        return id, self._to_do(now_ms, actions)

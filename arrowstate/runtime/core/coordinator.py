@@ -9,18 +9,30 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord
 from arrowstate.checkpoints.protocol import Acknowledge, Decline
 from arrowstate.errors import FencedError, InvalidInputError, JobFailedError
+from arrowstate.log.commit import delete_quietly
 from arrowstate.runtime.connectors import Split
 from arrowstate.runtime.core.assembling import Entries
 from arrowstate.runtime.core.assignment import Assignment
-from arrowstate.runtime.core.checkpoints import CheckpointsOutside, Done, JobCheckpoints
+from arrowstate.runtime.core.checkpoints import (
+    Answer,
+    CommitCheckpoint,
+    DeleteFiles,
+    Done,
+    EndAttempt,
+    EndJob,
+    GiveSinks,
+    JobAction,
+    JobCheckpoints,
+    TellSlots,
+)
 from arrowstate.runtime.core.messages import (
     Acknowledged,
     AssignSplits,
@@ -58,6 +70,8 @@ JobState: TypeAlias = Literal[
 ]
 
 
+T = TypeVar("T")
+
 _logger = logging.getLogger("arrowstate.runtime")
 
 _FIGURES_MS = 200
@@ -81,8 +95,13 @@ class RestartStatus:
     """When the next attempt was, or is, to begin; None where there is none to wait for."""
 
 
-class CoordinatorOutside(CheckpointsOutside, Protocol):
+class CoordinatorOutside(Protocol):
     """What the coordinator asks of whoever drives it."""
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        """Have work done beside, one after another, then call `done` between two events."""
+
+    def now_ms(self) -> int: ...
 
     def tell(self, slot: int, message: ToSlot) -> None:
         """Tell a slot, after all that it was told before."""
@@ -120,7 +139,7 @@ class Coordinator:
         "The last two that each slot has told in this attempt, some time apart."
         self.error: BaseException | None = None
         "Why the job failed for good."
-        self._checkpoints = JobCheckpoints(self, entries, subtasks, options, outside)
+        self._checkpoints = JobCheckpoints(entries.committer, subtasks, options)
         self._assignment = Assignment(graph, self._slots)
         self._alive = set(self._slots)
         self._ready: set[int] = set()
@@ -165,6 +184,8 @@ class Coordinator:
     def request_checkpoint(self, done: Done) -> None:
         """Take a checkpoint as soon as there is room; `done` is told its id once it is committed, or why it is not."""
         self._checkpoints.request(done)
+        if self.is_running:
+            self._do(self._checkpoints.serve(self._outside.now_ms()))
 
     def stop(self, *, drain: bool) -> None:
         """Stop reading, take a last checkpoint, and end; with `drain` as at the end of the input.
@@ -210,10 +231,14 @@ class Coordinator:
                 self._restore()
             else:
                 self._outside.restart_slots()
-        if not self.is_running:
+        if self.state != "running":
             return
-        self._take_last(now_ms)
-        self._checkpoints.tick(now_ms, only_last=self._may_take_last)
+        may_take_last = self._may_take_last
+        if may_take_last:
+            self._do(self._checkpoints.take_last(now_ms))
+        actions = self._checkpoints.tick(now_ms, only_last=may_take_last)
+        if actions:
+            self._do(actions)
         if self._stopping is None:
             for uid in self._assignment.due(now_ms):
                 work = self._assignment.discovery(uid)
@@ -235,7 +260,7 @@ class Coordinator:
             return
         if message.attempt != self.attempt or self.state not in ("deploying", "running"):
             if isinstance(message, Acknowledged):
-                self._checkpoints.discard(message.handle.paths)
+                self._delete(message.handle.paths)
             return
         now_ms = self._outside.now_ms()
         match message:
@@ -249,9 +274,9 @@ class Coordinator:
                         self._stop_sources()
             case Acknowledged(_, checkpoint_id, handle):
                 subtask = handle.task, handle.subtask
-                self._checkpoints.feed(Acknowledge(now_ms, checkpoint_id, subtask, handle, handle.measured))
+                self._do(self._checkpoints.feed(Acknowledge(now_ms, checkpoint_id, subtask, handle, handle.measured)))
             case Declined(_, checkpoint_id, task, subtask, reason):
-                self._checkpoints.feed(Decline(now_ms, checkpoint_id, (task, subtask), reason))
+                self._do(self._checkpoints.feed(Decline(now_ms, checkpoint_id, (task, subtask), reason)))
             case Ended(_, task, subtask):
                 self._ended.add((task, subtask))
                 self._take_last(now_ms)
@@ -269,7 +294,34 @@ class Coordinator:
                 is_final = message.is_unrecoverable or self._is_at_the_start
                 self._failed(error, is_final=is_final, trace=message.trace)
 
-    # What the checkpoints ask for.
+    def _do(self, actions: Sequence[JobAction]) -> None:
+        """Do what the checkpoints ask for."""
+        for action in actions:
+            match action:
+                case TellSlots(message):
+                    self.tell_all(message)
+                case CommitCheckpoint(id, handles, based_on, started_at_ms):
+                    work = partial(self._entries.commit, id, handles, based_on=based_on, started_at_ms=started_at_ms)
+                    self._outside.submit(work, partial(self._committed, id))
+                case GiveSinks(id):
+                    # Where the job is over the sinks are closed: the next start gives them their rows.
+                    if not self.is_over:
+                        self._outside.submit(self._entries.give, partial(self._given, self.attempt, id))
+                case DeleteFiles(paths):
+                    self._delete(paths)
+                case Answer(done, id, error):
+                    done(id, error)
+                case EndAttempt(error):
+                    self.failed(error)
+                case EndJob():
+                    if self.is_running:
+                        self.tell_all(Cancel(self.attempt))
+                        self._checkpoints.put_away()
+                        self._over("finished" if self._stopping is None else "stopped", None)
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        if paths:
+            self._outside.submit(partial(delete_quietly, self._entries.storage, paths), lambda *_: None)
 
     def tell_all(self, message: ToSlot) -> None:
         """Tell all slots that are there."""
@@ -281,28 +333,24 @@ class Coordinator:
         """End the attempt, and begin another if the strategy says so and it would not fail just so."""
         self._failed(error, is_final=is_unrecoverable(error))
 
-    def fenced(self, error: FencedError) -> None:
+    def _fenced(self, error: FencedError) -> None:
         """End the job: another one writes to its store."""
         if not self.is_over:
             _log_failure(self.attempt, error, "", None)
             self._note(error, None)
             self._end(error)
 
-    def commits_ended(self) -> None:
-        """Take note that no commit is under way any more."""
-        if self.state == "failing":
+    def _committed(self, checkpoint_id: int, _: None, error: BaseException | None) -> None:
+        self._has_begun = self._has_begun or error is None
+        self._do(self._checkpoints.committed(self._outside.now_ms(), checkpoint_id, error))
+        if isinstance(error, FencedError):
+            self._fenced(error)
+        if self.state == "failing" and not self._checkpoints.is_committing:
             self._checkpoints.put_away()
             self._wait()
 
-    def committed(self) -> None:
-        """Take note that a checkpoint is in the log."""
-        self._has_begun = True
-
-    def completed(self) -> None:
-        """End the job: its last checkpoint is committed, and the sinks have had their rows."""
-        self.tell_all(Cancel(self.attempt))
-        self._checkpoints.put_away()
-        self._over("finished" if self._stopping is None else "stopped", None)
+    def _given(self, attempt: int, checkpoint_id: int, _: None, error: BaseException | None) -> None:
+        self._do(self._checkpoints.given(attempt, checkpoint_id, error))
 
     # Attempts.
 
@@ -314,7 +362,7 @@ class Coordinator:
         self._ready.clear()
         self._ended.clear()
         self.figures.clear()
-        self._checkpoints.forget_last()
+        self._checkpoints.begin_attempt(self.attempt)
         self._assignment.forget_times()
 
         def work() -> tuple[LogEntryDocument | None, dict[str, list[SplitState]]]:
@@ -347,7 +395,7 @@ class Coordinator:
 
     def _end_attempt(self, reason: str) -> None:
         self.tell_all(Cancel(self.attempt))
-        self._checkpoints.end(reason)
+        self._do(self._checkpoints.end(self._outside.now_ms(), reason))
 
     def _end(self, error: BaseException) -> None:
         # First of all: whoever waits for the job is told, whatever else raises.
@@ -402,7 +450,7 @@ class Coordinator:
         if error is not None:
             reason = error if isinstance(error, JobFailedError) else JobFailedError(f"{type(error).__name__}: {error}")
             reason.__cause__ = None if reason is error else error
-        self._checkpoints.refuse_requests(reason)
+        self._do(self._checkpoints.refuse_requests(reason))
         self._outside.submit(self._entries.close, lambda *_: None)
 
     def _note(self, error: BaseException, again_at_ms: int | None) -> None:
@@ -424,8 +472,8 @@ class Coordinator:
         return self._ended == self._subtasks or self._stopping == "stop"
 
     def _take_last(self, now_ms: int) -> None:
-        if self._may_take_last:
-            self._checkpoints.take_last(now_ms)
+        if self._may_take_last and self.is_running:
+            self._do(self._checkpoints.take_last(now_ms))
 
     def _stop_sources(self) -> None:
         self.tell_all(StopSources(self.attempt, self._stopping == "drain"))
