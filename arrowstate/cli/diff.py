@@ -6,7 +6,7 @@ import argparse
 import itertools
 
 from arrowstate.cli.output import print_json, print_narrow_table, print_table, say
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.query.difference import StateDifference
 from arrowstate.shown import shown
 from arrowstate.store import open_store
@@ -21,6 +21,9 @@ def compare(options: argparse.Namespace) -> int:
         raise InvalidInputError("--rows shows the rows of one state; name it with --state OPERATOR.STATE")
     found = open_store(options.store).diff(options.before, options.after)
     states = [item for item in found.states if options.state in (None, f"{item.operator}.{item.state}")]
+    if not states and options.state is not None:
+        names = [f"{item.operator}.{item.state}" for item in found.states]
+        raise StateNotFoundError(options.state, names, None, found.after)
     if options.rows:
         rows = found.rows(options.state).to_pylist()
         if options.json:

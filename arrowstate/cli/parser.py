@@ -466,14 +466,19 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = int(text) if re.fullmatch(r"-?[0-9]+", text) else None
+    if number is None:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text}")
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return number
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text}") from None
     if not 0 < seconds < 1e9:
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
     return seconds

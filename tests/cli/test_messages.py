@@ -47,6 +47,9 @@ def run(capsys, *arguments):
         (["lst"], 2, "UsageError", "invalid choice: 'lst'"),
         (["list"], 2, "UsageError", "required: STORE"),
         (["list", "STORE", "--limit", "0"], 2, "UsageError", "must be at least 1, got 0"),
+        (["list", "STORE", "--limit", "all"], 2, "UsageError", "must be a whole number, got all"),
+        (["run", "job.py", "--every", "soon"], 2, "UsageError", "must be a number of seconds, got soon"),
+        (["diff", "STORE", "1", "--state", "people.cyti"], 1, "StateNotFoundError", "it has 'people.city'"),
     ],
 )
 def test_with_json_an_error_is_json_with_the_same_exit_code(store, capsys, arguments, code, kind, message):
