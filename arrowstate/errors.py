@@ -144,7 +144,7 @@ class CheckpointNotFoundError(NotFoundError):
 
 
 class CheckpointsCollectedError(NotFoundError):
-    """What changed since a checkpoint cannot be told any more: it was collected, or checkpoints after it were.
+    """The changes since a checkpoint cannot be read any more: it, or a checkpoint after it, was collected.
 
     Examples
     --------
@@ -390,9 +390,9 @@ class ProcessElementError(ArrowStateError, RuntimeError):
 
 @dataclass(eq=False, repr=False)
 class SourceError(InvalidInputError):
-    """A source cannot give the rows of a split: they do not fit, or are no longer what was read of them before.
+    """A source cannot read the rows of a split: they do not fit, or they are not the same as before.
 
-    An exception of a library is the `__cause__`. No row was given from `position` on.
+    An exception of a library is the `__cause__`. No row from `position` on was read.
 
     Examples
     --------
@@ -418,9 +418,9 @@ class SourceError(InvalidInputError):
 
 @dataclass(eq=False, repr=False)
 class UserFunctionError(ArrowStateError, RuntimeError):
-    """A function of the user's failed in a task of Spark or a step of a job; the states are as before it.
+    """A function of the user failed in a task of Spark or a step of a job; the states are as before it.
 
-    Spark passes the text of an error on and nothing else, so the text has all that was known of it.
+    Spark passes on only the text of an error, so the text has everything that is known.
 
     Examples
     --------
@@ -447,7 +447,7 @@ the micro-batch
 
 @dataclass(eq=False, repr=False)
 class JobFailedError(ArrowStateError, RuntimeError):
-    """A job of the runtime ended for good; what its last checkpoint has is in the store, and a new start goes on there.
+    """A job of the runtime failed for good. Its last checkpoint is in the store, and a new start goes on from it.
 
     Its cause is the last failure.
 
@@ -464,7 +464,7 @@ again, it goes on with its newest checkpoint
 
 @dataclass(eq=False, repr=False)
 class ConcurrentUseError(ArrowStateError, RuntimeError):
-    """Two threads used one backend at once; what this thread asked for was not done.
+    """Two threads used one backend at once; the call of this thread was not carried out.
 
     Examples
     --------
@@ -487,7 +487,7 @@ def _in(url: str) -> str:
 
 @dataclass(eq=False, repr=False)
 class StorageFullError(ArrowStateError, OSError):
-    """A file could not be written for want of space: the disk, a quota or the largest file size.
+    """A file could not be written because of the space on the disk, a quota or the largest file size.
 
     Nothing of the file is left, and the store is as it was.
 
@@ -550,7 +550,7 @@ class StorageError(ArrowStateError, OSError):
 
 
 class NameTakenError(StorageError, FileExistsError):
-    """A new file was written under a name that another file has; that one is as it was.
+    """A new file was to be written under a name that exists; the existing file is unchanged.
 
     Examples
     --------
@@ -566,13 +566,13 @@ class NameTakenError(StorageError, FileExistsError):
 class CollectedError(StorageError):
     """Files of a checkpoint were collected, or are being; nothing in the store is damaged.
 
-    A writer gets it for files that its new checkpoint would refer to: nothing was committed. It happens to state
-    restored from a checkpoint that was dropped meanwhile, and to a writer that took longer than the grace period of the
-    collection to commit what it had written.
+    A writer gets it for files that its new checkpoint would refer to: nothing was committed. It happens if the state
+    was restored from a checkpoint that was dropped meanwhile, or if the writer committed its files later than the grace
+    period of the collection.
 
-    A reader gets it for a checkpoint that cannot be read any more. Either newer ones have taken its place while it was
-    read, and neither a tag nor a lease held it. Or its commit was never acknowledged: its files were taken for garbage
-    before it was committed, by a collection with too short a grace period or a clock that jumped.
+    A reader gets it for a checkpoint that cannot be read any more. Either the checkpoint was dropped while it was read,
+    and neither a tag nor a lease held it. Or its commit was never acknowledged: a collection with too short a grace
+    period, or a clock that jumped, deleted its files as garbage before the commit.
 
     Examples
     --------
@@ -615,7 +615,7 @@ acknowledged; store.latest_whole() returns the newest checkpoint that is whole, 
 
 @dataclass(eq=False, repr=False)
 class FencedError(ArrowStateError, RuntimeError):
-    """Another writer took over the store; what this one wrote since its last commit is not part of it.
+    """Another writer took over the store; rows that this one wrote since its last commit are not part of it.
 
     Examples
     --------

@@ -66,9 +66,9 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
     commits are in the order in which they were taken. When as many are in flight as the options allow, `trigger` waits
     for one to end: uploads that fall behind slow the job down and do not pile up.
 
-    Listeners are called by these four methods, in their thread: `on_complete(checkpoint_id, kind)` once a checkpoint
-    is committed, and with it everything up to it; `on_abort(checkpoint_id, kind, reason)` when one ended without; and
-    in either case `on_checkpoint(record)`, with what it took. What the last of these raises is logged.
+    These four methods call the listeners, in their thread: `on_complete(checkpoint_id, kind)` when a checkpoint was
+    committed; `on_abort(checkpoint_id, kind, reason)` when one ended without a commit; and in both cases
+    `on_checkpoint(record)`, with its times and sizes. If the last of these raises, the error is logged.
 
     Examples
     --------
@@ -185,14 +185,14 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
     def poll(
         self, *, properties: Mapping[str, Any] | None = None, watermark: int | None = None
     ) -> PendingCheckpoint[SnapshotT] | None:
-        """Take a periodic checkpoint if one is due, and give up those that took too long; never waits.
+        """Take a periodic checkpoint if one is due, and give up checkpoints that took too long; never waits.
 
         Arguments and errors as for `trigger`.
 
         Returns
         -------
         PendingCheckpoint[SnapshotT] | None
-            None where nothing is due, or as many are in flight as may be.
+            None if nothing is due, or if the largest number is in flight already.
         """
         return self._begin(Border(self._clock_ms()), properties, watermark)
 
@@ -230,7 +230,7 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
         return pending
 
     def cancel(self, reason: str = "cancelled by the job", *, checkpoint_id: int | None = None) -> None:
-        """Give up a checkpoint, or all that are in flight; what is being committed already goes on."""
+        """Give up a checkpoint, or all that are in flight; a commit that has begun goes on."""
         self._feed(Cancel(self._clock_ms(), reason, checkpoint_id))
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
                 self._changed.wait(left)
 
     def progress_of(self, checkpoint_id: int, ended: CheckpointRecord | None = None) -> CheckpointProgress:
-        """Return how far a checkpoint is that is in flight, or how far one was that has ended."""
+        """Return the progress of a checkpoint in flight, or the last progress of one that has ended."""
         record = ended or self._record(checkpoint_id)
         written = sum(part.metrics.bytes_written for part in record.acknowledged.values() if part.metrics is not None)
         return CheckpointProgress(record.status.value, len(record.acknowledged), len(self._parts), written)

@@ -100,7 +100,7 @@ class SubtaskWriter:
         return f"<SubtaskWriter of {self._uid}: subtask {self._subtask}>"
 
     def write(self, backend: KeyedStateBackend) -> SubtaskHandle:
-        """Write what the store lacks of the backend as it is now.
+        """Write the runs of the backend that the store does not have yet.
 
         Returns
         -------
@@ -153,7 +153,7 @@ class SubtaskWriter:
         self._written.clear()
 
     def discard(self, handle: SubtaskHandle) -> None:
-        """Delete what was written for a handle that was not committed, and will not be."""
+        """Delete the files of a handle that was not committed and will not be."""
         if self._written.pop(handle.paths, None) is not None:
             delete_quietly(self._storage, handle.paths)
 

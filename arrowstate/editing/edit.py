@@ -82,10 +82,10 @@ class _Beginning:
 
 
 class Edit(Generic[S]):
-    """Changes to a checkpoint, none of which reaches the store before `commit`. Use it in a `with` block.
+    """Changes to a checkpoint; the store stays as it is until `commit`. Use it in a `with` block.
 
-    Statements see what those before them did. A verb that raises has done nothing. What is written for the edit is in a
-    temporary folder: about as much as `plan().bytes`.
+    A statement sees the effect of the statements before it. A verb that raises has changed nothing. The edit keeps its
+    files in a temporary folder: about `plan().bytes`.
 
     Examples
     --------
@@ -213,9 +213,9 @@ class Edit(Generic[S]):
 
     @property
     def snapshot(self) -> SnapshotReader:
-        """The checkpoint as the statements so far have made it: for queries, lookups and comparisons.
+        """The checkpoint as edited so far: for queries, lookups and comparisons.
 
-        Rows and parameters that are given after it was asked for may be made of what was read, so `commit` does not
+        Rows and parameters that you pass after using it may come from rows that you read there, so `commit` does not
         plan them again.
         """
         self._was_read = True
@@ -237,24 +237,24 @@ class Edit(Generic[S]):
         params: Sequence[Any] | Mapping[str, Any] | None = None,
         touch: bool = False,
     ) -> int:
-        """Change columns of the rows that a condition holds for.
+        """Set columns in the rows for which a condition holds.
 
-        Accumulators of reducing and aggregating states are set, not added to. Elements of a list are known by `_seq`.
+        Accumulators of reducing and aggregating states are set, not added to. `_seq` names an element of a list.
 
         Parameters
         ----------
         state
-            `<operator uid>.<state>`, or a tuple of both; timers are states such as `<uid>.timers_event_time`. Operator
-            state too.
+            `<operator uid>.<state>`, or a tuple of both; timers are states such as `<uid>.timers_event_time`. It may be
+            an operator state.
         set
-            By column an expression in DuckDB's SQL over the columns of the row, or a number, a bool or None. A column
-            of the key, a namespace, a user key or a timestamp moves the row.
+            By column an expression in DuckDB's SQL over the columns of the row, or a number, a bool or None. If a
+            column of the key, a namespace, a user key or a timestamp is set, the row moves.
         where
             A condition in DuckDB's SQL; all rows without it. One that limits the key to values costs a lookup.
         params
             Values for `?` or `$name`; those in `set` come first.
         touch
-            In a state with a time to live: whether rows count as updated now, rather than when they were.
+            In a state with a time to live: whether rows count as updated now; otherwise they keep their time.
 
         Returns
         -------
@@ -319,7 +319,7 @@ class Edit(Generic[S]):
         where: str,
         params: Sequence[Any] | Mapping[str, Any] | None = None,
     ) -> int:
-        """Delete the rows that a condition holds for; `where="true"` deletes all.
+        """Delete the rows for which a condition holds; `where="true"` deletes all.
 
         Parameters and errors are those of `update`.
 
@@ -348,7 +348,7 @@ class Edit(Generic[S]):
         params: Sequence[Any] | Mapping[str, Any] | None = None,
         tables: Mapping[str, Any] = MappingProxyType({}),
     ) -> int:
-        """Write rows, each in the place of the one with its key and entry, if there is one.
+        """Write rows; a row replaces the existing row with the same key and entry, if there is one.
 
         Parameters
         ----------
@@ -357,8 +357,8 @@ class Edit(Generic[S]):
         rows
             A query in DuckDB's SQL; or a table, a frame of Polars or pandas, a dataset, a RecordBatchReader, a relation
             of DuckDB, anything with the PyCapsule protocol, or an iterator of record batches, which is read once. They
-            have the columns that `to_arrow` returns. `_seq` of a list may be left out or null: then the element is
-            appended. So may `_updated_at` of a state with a time to live, in milliseconds: then a row is updated now.
+            have the columns that `to_arrow` returns. If `_seq` of a list is missing or null, the element is appended.
+            If `_updated_at` of a state with a time to live (in milliseconds) is, the row counts as updated now.
         params, tables
             Values and tables for the query, as in `SnapshotReader.sql`.
 
@@ -382,7 +382,7 @@ class Edit(Generic[S]):
         params: Sequence[Any] | Mapping[str, Any] | None = None,
         tables: Mapping[str, Any] = MappingProxyType({}),
     ) -> int:
-        """Write new rows; one whose key and entry there is already is refused. The rest is as for `upsert`.
+        """Write new rows; a row whose key and entry exist already is refused. The rest is as for `upsert`.
 
         Returns
         -------
@@ -392,7 +392,7 @@ class Edit(Generic[S]):
         return self._write(state, rows, "insert", params, tables)
 
     def delete_key(self, operator: str, keys: Any) -> int:
-        """Delete all that an operator holds of some keys: rows of every state, in all namespaces, windows and timers.
+        """Delete some keys from all states of an operator: rows in all namespaces, windows and timers.
 
         Parameters
         ----------
@@ -461,14 +461,14 @@ class Edit(Generic[S]):
         return self._do(done, has_values=not isinstance(given, str) or bool(params) or bool(tables))
 
     def execute(self, script: str, *, tables: Mapping[str, Any] = MappingProxyType({})) -> int:
-        """Run a script of SQL: UPDATE, DELETE, INSERT, MERGE and what helps them, and take over what it changed.
+        """Run a script of SQL with UPDATE, DELETE, INSERT, MERGE and other statements, and keep its changes of states.
 
-        Each state that the script names is a table of DuckDB with the columns of `to_arrow`, in a list `_seq`, with a
-        time to live `_updated_at`; key and entry are its primary key where DuckDB has one for their types. So the
-        states that it names are copied, whatever it changes. `counter.clicks at (version => 41)` is what a state was,
-        and `arrowstate.changes(...)` what changed, as in `SnapshotReader.sql`. Other names are those of `tables`, and
-        what the script makes. New elements of a list have no `_seq`, new rows need no `_updated_at`. Nothing but the
-        states is kept.
+        Each state that the script names is copied into a table of DuckDB with the columns of `to_arrow`, for a list
+        with `_seq`, and with `_updated_at` if it has a time to live. Key and entry are the primary key, if DuckDB has
+        one for their types. `counter.clicks at (version => 41)` reads a state of another checkpoint, and
+        `arrowstate.changes(...)` its changes, as in `SnapshotReader.sql`. Other names are those of `tables`, and of
+        tables that the script makes, which are not kept. New elements of a list have no `_seq`, and new rows need no
+        `_updated_at`.
 
         Parameters
         ----------
@@ -494,7 +494,7 @@ class Edit(Generic[S]):
     # States and operators
 
     def drop_state(self, operator: str, state: str) -> None:
-        """Leave a state out, whatever it holds, operator state too. No row is written again.
+        """Drop a state with all its rows; it may be an operator state. No row is written again.
 
         Raises
         ------
@@ -505,7 +505,7 @@ class Edit(Generic[S]):
         self._do_documents(text, lambda: self._staging.change_states(operator, drop=[state]))
 
     def rename_state(self, operator: str, state: str, new: str) -> None:
-        """Give a state another name. No row is written again, but those of operator state.
+        """Give a state another name. Only rows of operator state are written again.
 
         Raises
         ------
@@ -516,11 +516,11 @@ class Edit(Generic[S]):
         self._do_documents(text, lambda: self._staging.change_states(operator, rename={state: new}))
 
     def drop_operator(self, operator: str) -> None:
-        """Leave an operator out, with all its states; OperatorNotFoundError if there is none."""
+        """Drop an operator with all its states; OperatorNotFoundError if there is none."""
         self._do_documents(f"drop operator {operator}", lambda: self._staging.drop_operator(operator))
 
     def rename_operator(self, operator: str, new: str) -> None:
-        """Give an operator another uid, and what it emitted in the last micro-batch with it. No row is written again.
+        """Give an operator another uid, also its output of the last micro-batch. No row is written again.
 
         Raises
         ------
@@ -560,13 +560,13 @@ class Edit(Generic[S]):
     def plan(self) -> EditPlan:
         """Return what a commit would change.
 
-        Only rows are read that are live before and not after, or the other way round.
+        It reads only rows that are live in just one of the two: before or after the edit.
 
         Returns
         -------
         EditPlan
-            The statements; by state how many rows would be inserted, updated and deleted; what would be written, in
-            bytes. `sample` has rows.
+            The statements; for each state how many rows would be inserted, updated and deleted; and the bytes that
+            would be written. `sample` has rows.
         """
         self._check_open()
         entry = self._staging.entry
@@ -584,9 +584,9 @@ class Edit(Generic[S]):
     def commit(self, *, comment: str | None = None, to: str | Path | None = None, retries: int = 0) -> S:
         """Commit the checkpoint, as the newest of the store behind a fence; or write it as a savepoint.
 
-        Every writer opened before is fenced: stop the job first, and start it again from the new checkpoint. The
-        checkpoint that was edited gets the tag `before-edit-<id>` with the id of the new one, for `rollback`. The fence
-        keeps in its properties what was done. Where nothing has changed, nothing is committed.
+        Earlier writers are fenced: stop the job first, and start it again from the new checkpoint. The checkpoint that
+        was edited gets the tag `before-edit-<id>` with the id of the new one, for `rollback`. The properties of the
+        fence describe the edit. If nothing has changed, nothing is committed.
 
         Parameters
         ----------
@@ -596,22 +596,22 @@ class Edit(Generic[S]):
             The savepoint to write instead, as in `StateStore.savepoint`: then the store stays as it is, and nobody is
             fenced.
         retries
-            How often the edit is planned again if somebody committed meanwhile, 0 or more: its statements are done
-            again, in their order, on the checkpoint that is the newest then. Rows and parameters that were given are
-            given again. Not planned again is an edit with rows, tables, keys or parameters that were given after its
-            `snapshot` was read, for they may be made of what was read; and one that changed a property which the other
-            checkpoint changed too. A text of SQL is taken to be none of these.
+            How often the edit is planned again if somebody committed meanwhile, 0 or more: its statements are run
+            again, in their order, on the newest checkpoint, with the same rows and parameters. An edit is not planned
+            again if rows, tables, keys or parameters were passed after its `snapshot` was used, for they may come from
+            rows that were read there, or if it changed a property that the other commit changed too. Text of SQL does
+            not count as such a parameter.
 
         Returns
         -------
         Snapshot
-            The checkpoint or savepoint; the checkpoint that was edited where nothing has changed.
+            The checkpoint or savepoint; the checkpoint that was edited if nothing has changed.
 
         Raises
         ------
         EditConflictError
-            If somebody committed to the store meanwhile, or opened it to write, after all retries; or if the edit is
-            not to be planned again, which `not_again` says. Nothing of the edit was committed.
+            If somebody committed to the store meanwhile, or opened it to write, after all retries; or if the edit
+            cannot be planned again, for the reason in `not_again`. Nothing of the edit was committed.
         InvalidInputError
             If the properties are not JSON, or there is something at the place of the savepoint; if retries are asked
             for with a savepoint, or of an edit that was begun with a checkpoint of the caller's choice; or if a
@@ -671,31 +671,32 @@ class Edit(Generic[S]):
         )
 
     def purge(self, *, comment: str | None = None, checked: Collection[str] = ()) -> PurgeReport:
-        """Commit as `commit` does, and leave no deleted row in a file.
+        """Commit as `commit` does, and remove deleted rows from the files too.
 
-        Files with rows that are gone, by this edit or before, or that have expired, are written again without them; the
-        checkpoints before are collected, and there is no tag and no way back. Local copies of deleted files leave the
-        cache of the storage. The cost is that of the rows of these files, of the times of update of states with a time
-        to live, and of reading the log and the manifests of what is kept. What the fence keeps of the statements is how
-        many rows they changed, for their text may name what is to go.
+        Files with rows that were deleted, by this edit or before, or that have expired, are written again without these
+        rows. Earlier checkpoints are collected; there is no tag and no way back. Local copies of deleted files are
+        deleted from the cache of the storage. It reads and writes the rows of these files, and reads the update times
+        of states with a time to live, the log, and the manifests of the kept checkpoints. The fence keeps only how many
+        rows the statements changed, because their text may name the purged data.
 
         Parameters
         ----------
         comment
-            Why, for those who look at the log. Do not name in it what is to go.
+            The reason, for people who look at the log. Do not name the purged data in it.
         checked
-            Output tables, dead letters and rows that a sink has not had yet, as `<uid>` or `<uid>.<state>`, that hold
-            nothing of what is to go, for you have looked through them: the report leaves them out.
+            Output tables, dead letters and pending rows of a sink, as `<uid>` or `<uid>.<state>`, that you have looked
+            through and that hold nothing to purge: the report leaves them out.
 
         Returns
         -------
         PurgeReport
-            What was written again and deleted; and what may still hold what is gone, in the store and elsewhere.
+            The files that were written again and deleted; and the places, in the store and elsewhere, that may still
+            hold purged rows.
 
         Raises
         ------
         InvalidInputError
-            If `checked` names what is no such table; nothing was committed.
+            If `checked` names something else; nothing was committed.
         EditConflictError
             As for `commit`, and so are the other errors. If the collection fails, the checkpoint is committed: purge
             once more.

@@ -117,7 +117,7 @@ class ValueStateDescriptor(_Descriptor):
     type
         The Arrow type of the value; a struct becomes one column per field.
     default
-        What a read returns for a key without a value; a plain Python value, copied at each read.
+        The value that a read returns for a key without a value; a plain Python value, copied at each read.
 
     Examples
     --------
@@ -164,13 +164,12 @@ class ReducingStateDescriptor(_Descriptor):
     type
         The Arrow type of the value; int64 for `count`.
     reduce
-        `sum`, `product`, `min`, `max`, `count`, `first`, `last`, `any` and `all` of booleans, or `bit_and` and
-        `bit_or` of integers. For a struct type also a mapping of each field to one of them: the fields then reduce
-        on their own, and a null field is passed over. Or a Python callable that takes the old value and the one
-        added, both plain values, and returns the new one: it is called for every value but the first of a key, which
-        makes a batch about ten times slower than one of a built-in reducer. A snapshot keeps its name and not the
-        callable itself, so a restored state needs the descriptor before it can
-        be added to.
+        A built-in reducer: `sum`, `product`, `min`, `max`, `count`, `first`, `last`; `any` and `all` of booleans;
+        `bit_and` and `bit_or` of integers. For a struct type also a mapping of each field to one of these: each field
+        is then reduced by itself, and a null field is ignored. Or a Python function of the old value and the added
+        one, both plain values, that returns the new one. It is called for every value but the first of a key, which
+        makes a batch about ten times slower than with a built-in reducer. A snapshot keeps only the name of the
+        function, so a restored state needs its descriptor before values can be added.
 
     Examples
     --------
@@ -263,8 +262,8 @@ class AggregatingStateDescriptor(_Descriptor):
         The Arrow type of the values.
     aggregate
         A built-in aggregate: `mean`, `variance`, `count_distinct`, `quantiles` or `top_k`, or one of `Mean`,
-        `Variance`, `CountDistinct`, `Quantiles` and `TopK` with parameters. Or an
-        `Aggregate` of one's own. `count_distinct` and `quantiles` need the extra `arrowstate[sketches]`.
+        `Variance`, `CountDistinct`, `Quantiles` and `TopK` with parameters. Or an `Aggregate` of your own.
+        `count_distinct` and `quantiles` need the extra `arrowstate[sketches]`.
 
     Examples
     --------
@@ -393,8 +392,8 @@ class MapStateDescriptor(_Descriptor):
 class TimerStateDescriptor(_Descriptor):
     """The timers of one clock: any number of timestamps per key, each once.
 
-    `backend.timers(name)` makes those of both clocks, the states `<name>_event_time` and `<name>_processing_time`. The
-    descriptor is for those who read and write them as states, `StateStore.bootstrap` for one.
+    `backend.timers(name)` makes the timers of both clocks, the states `<name>_event_time` and `<name>_processing_time`.
+    The descriptor is for code that reads and writes them as states, such as `StateStore.bootstrap`.
 
     Parameters
     ----------

@@ -22,12 +22,12 @@ from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
 
 @dataclass(frozen=True, slots=True)
 class SchemaEvolution:
-    """What a new schema means for rows that were stored with an earlier one.
+    """How rows that were stored with an earlier schema become rows of a new one.
 
-    Fields that the stored and the new schema both have need no word, in any order, and neither does a field that
-    widens: to a larger integer, a larger float, more digits of a decimal, a date to a timestamp, larger offsets. A
-    field that is only in the new schema is added. A field that is only in the stored one must be named here, so that
-    a slip of the pen loses nothing. What has been applied already may stay: it is passed over.
+    Fields that are in both schemas, in any order, need no entry here. Neither does a field that becomes wider: a larger
+    integer, a larger float, more digits of a decimal, a date that becomes a timestamp, larger offsets. A field that is
+    only in the new schema is added. A field that is only in the stored schema must be named here, so that a typing
+    error loses nothing. Entries that have been applied already may stay: they are ignored.
 
     A path names the fields from the outermost inwards, joined by dots: `address.street`. The element of a list is
     called `element`, the keys and values of a map type `key` and `value`.
@@ -35,16 +35,16 @@ class SchemaEvolution:
     Parameters
     ----------
     renamed
-        Stored path to new name, the last part alone: `{"address.zip": "postcode"}`.
+        The new name for each stored path, only its last part: `{"address.zip": "postcode"}`.
     defaults
-        New path to what rows have there that were written before; a plain Python value. Null where none is given.
+        For each new path the value of earlier rows, a plain Python value; null by default.
     dropped
-        Stored paths whose values are given up. Checkpoints made before keep them.
+        Stored paths to drop with their values. Earlier checkpoints keep them.
     merge
-        For keys alone: what is done with the rows of keys that become equal, by state. For a value, map or reducing
-        state a reducer that asks for no order (`sum`, `min`, `max`, ...), which works column by column, or a callable
-        that makes one of two plain values; for a list, reducing or aggregating state `merge`, which does what
-        `merge_namespaces` does. Timers that become equal are one timer without a word.
+        For an evolution of the key: how the rows of keys that become equal are merged, by state. For a value, map or
+        reducing state it is a reducer that needs no order (`sum`, `min`, `max`, ...), which works column by column, or
+        a Python function that makes one of two plain values. For a list, reducing or aggregating state it may be
+        `merge`, which merges as `merge_namespaces` does. Timers that become equal become one timer by themselves.
 
     Examples
     --------

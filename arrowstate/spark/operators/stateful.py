@@ -53,29 +53,29 @@ def stateful(
     """Run a function with keyed state over a stream, each micro-batch exactly once.
 
     Every micro-batch becomes one checkpoint of the store, which has the state, the timers and the output of all
-    operators of the query. A query that is started again with its Spark checkpoint folder goes on where the store is,
-    at any parallelism and any max parallelism. In a micro-batch an operator first learns the watermark, which comes
-    from the rows of the micro-batches before, and what is due by it fires; then what is due by processing time; then it
-    gets the rows. Spark starts no micro-batch without new rows for it, so timers fire with the next rows that come.
+    operators of the query. A query that is started again with its Spark checkpoint folder goes on from the store, at
+    any parallelism and any max parallelism. In a micro-batch an operator first gets the watermark of the earlier
+    micro-batches, and event-time timers that are due fire; then processing-time timers that are due fire; then it gets
+    the rows. Spark starts no micro-batch without new rows, so timers fire with the next rows.
 
     On Spark Connect the driver of the query is a process of the server: operators and functions are pickled when the
-    query starts, what a function does it does there, and the writer needs the option `checkpointLocation`. The store
-    must be where the client and the server both see it, and the Python of the server must have arrowstate.
+    query starts and run there, and the writer needs the option `checkpointLocation`. The client and the server must
+    both see the store, and the Python of the server must have arrowstate.
 
     Parameters
     ----------
     stream
-        A streaming DataFrame, with `withWatermark` if event time is to pass; or what another operator emits.
+        A streaming DataFrame, with `withWatermark` if event time is used; or the stream of another operator.
     key
         The key columns. A null in one of them is an error of its row.
     operator
-        A `BatchFunction` or a `KeyedProcessFunction`. It is pickled: each task of each micro-batch has one of its own,
-        and keeps nothing but its state.
+        A `BatchFunction` or a `KeyedProcessFunction`. It is pickled: each task of each micro-batch has a copy, of which
+        only the state is kept.
     uid
         The operator's name in the store, the same at every start.
     store
-        Where the store is, a path that every worker sees; made if there is none. It belongs to this query alone, and
-        all operators of the query are in it.
+        The path or URL of the store, which every worker must see; made if there is none. It belongs to this query
+        alone, and has all operators of the query.
     parallelism
         The number of subtasks, which is the number of tasks of a micro-batch; 1 to `max_parallelism`.
     max_parallelism
@@ -83,41 +83,40 @@ def stateful(
         parallelism above 85.
     output_schema
         The columns that the operator emits, as DDL or as a Spark schema. A `KeyedProcessFunction` emits plain values
-        if there is one column, else tuples or mappings. What no table, function or other operator takes is not stored.
+        if there is one column, else tuples or mappings. Rows that no table, function or operator takes are not stored.
     output
-        The name of a table in the store that keeps what is emitted, each row exactly once; read it with
-        `spark.readStream.format("arrowstate").option("output", name)`. It is the operator uid of the table, so it
-        must differ from those of operators.
+        The name of a table in the store that keeps the emitted rows, each exactly once; read it with
+        `spark.readStream.format("arrowstate").option("output", name)`. It is an operator uid in the store, so it must
+        differ from the uids of operators.
     order_by
         Columns by which the rows of a subtask are sorted before they are processed, nulls last; without it they come
         in any order, because Spark shuffles them.
     timestamp
         The column with the event time of a row, for a `KeyedProcessFunction`: a timestamp or milliseconds since 1970.
     broadcast
-        By descriptor, a static DataFrame of two columns, key and value. It is read when the query is started, and is
-        part of each checkpoint.
+        By descriptor of a broadcast state, a static DataFrame with two columns, key and value. It is read when the
+        query is started, and is part of each checkpoint.
     on_error
-        What becomes of rows that the operator cannot take: their key or timestamp is null, the function raises on
-        them, or what it writes or emits for them does not fit. `fail`, the default, ends the query. `dead_letter` sets
-        them aside in an output table, each exactly once, and the state is as if they had never come: of a
-        `KeyedProcessFunction` the row, of a `BatchFunction` all rows that the micro-batch has of the key. The function
-        is called again without them, so it must not count calls in attributes. What raises in `open`, by a watermark
-        or by a timer still ends the query.
+        What happens to rows that the operator cannot process: their key or timestamp is null, the function raises on
+        them, or a value that it writes or emits does not fit. `fail`, the default, ends the query. `dead_letter` sends
+        them to an output table, each exactly once, and the state is as if they had never come: for a
+        `KeyedProcessFunction` the row, for a `BatchFunction` all rows of the key in the micro-batch. The function is
+        called again without them, so it must not count calls in attributes. An exception in `open`, at a watermark or
+        in a timer still ends the query.
     dead_letters
         The name of that output table, by default the uid with `_dead_letters`. Its columns are `reason`, `error` (the
         class), `batch_id`, `key` and `row`, the latter structs of the key columns and of all columns.
     retention
-        Which checkpoints stay: the newest 10 by default, and the newest of each of the last 24 hours; besides
-        savepoints, and what tags and leases hold. None keeps all. The others are removed beside the query, as
-        `StateStore.collect` does it with its grace period of a day, after commits and one collection at a time. No
-        commit waits for it, and a collection that fails is logged as a warning; `files_collected` and
-        `collections_failed` in the progress say what became of it. Operators of one query name the
-        same, or all but some of them leave it at the default.
+        Which checkpoints stay: by default the newest 10, and the newest of each of the last 24 hours, and always
+        savepoints and checkpoints with a tag or a lease. None keeps all. The others are deleted beside the query, as by
+        `StateStore.collect` with its grace period of a day, after commits and one collection at a time. No commit waits
+        for it, and a collection that fails is logged as a warning; `files_collected` and `collections_failed` in the
+        progress count files and failures. Operators of one query must name the same, or leave it at the default.
     storage_options
         As for `arrowstate.open_store`.
     memory_budget_bytes
-        What each task holds of its state in memory, in bytes; what is more goes to mapped local files, which are
-        removed by themselves. `auto`, the default, is half of the memory of an executor divided by the tasks that it
+        How many bytes of its state each task holds in memory; the rest goes to mapped local files, which are deleted in
+        the end. `auto`, the default, is half of the memory of an executor divided by the tasks that it
         runs at once: `spark.executor.pyspark.memory`, or if that is not set `spark.executor.memory`
         (`spark.driver.memory` with a local master); by the cores of `spark.executor.cores`, of `local[n]`, or of this
         machine for a standalone cluster that names none, over `spark.task.cpus`. None for no limit. What
@@ -132,7 +131,7 @@ def stateful(
     Returns
     -------
     StatefulStream
-        `foreach_batch(function)` and `write_stream()` make a `DataStreamWriter` of it; `transform` and `union` lead to
+        `foreach_batch(function)` and `write_stream()` return a `DataStreamWriter`; `transform` and `union` lead to
         further operators.
 
     Raises

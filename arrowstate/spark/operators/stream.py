@@ -38,7 +38,7 @@ __all__ = ["StatefulStream", "write_stream"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StatefulStream:
-    """What stateful operators make of a stream: rows, micro-batch by micro-batch. `stateful` returns it.
+    """The rows that stateful operators emit, micro-batch by micro-batch. `stateful` returns it.
 
     Examples
     --------
@@ -86,7 +86,7 @@ class StatefulStream:
         return f"<StatefulStream of {of}: {', '.join(columns) or 'no rows'}>"
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> StatefulStream:
-        """Return the rows as a function of DataFrames changes them, in each micro-batch apart.
+        """Return the rows changed by a function of DataFrames, which is called for each micro-batch.
 
         Parameters
         ----------
@@ -137,7 +137,7 @@ class StatefulStream:
         ----------
         function
             Gets a DataFrame and the id of the micro-batch. If Spark repeats a micro-batch, because the function or the
-            driver failed, it gets the same rows again: what it does must bear that.
+            driver failed, it gets the same rows again, and must tolerate that.
         fire_when_idle, on_checkpoint
             As for `write_stream` of this module.
 
@@ -188,17 +188,16 @@ def write_stream(
     foreach_batch
         By operator uid, functions as for `StatefulStream.foreach_batch`, called in this order.
     allow_non_restored_state
-        Let state go that the store has of operators which this query does not have; dead letters stay.
+        Drop the state of operators that this query does not have; dead letters stay.
     fire_when_idle
-        Let timers fire, and windows of event time end, while no row comes: Spark runs a micro-batch when a timer is due
-        by processing time, and one more after each micro-batch with rows, when the watermark has advanced by them.
-        It needs PySpark 4.2.
-        Without it both wait for the next row. The store is looked at every 250 ms. It adds a source to the query, so a
-        query is started again with what it was started with.
+        Let timers fire, and event-time windows end, while no row comes: Spark runs a micro-batch when a processing-time
+        timer is due, and one more after each micro-batch whose rows have advanced the watermark. Without it both wait
+        for the next row. The store is checked every 250 ms. It needs PySpark 4.2. It adds a source to the query, so a
+        query must be restarted with the same value.
     on_checkpoint
         Called once for each micro-batch that was committed, or could not be, with an
         `arrowstate.telemetry.OperationRecord`, before the functions of `foreach_batch`; in the driver, which on Spark
-        Connect is a process of the server. What it raises is logged, and changes nothing.
+        Connect is a process of the server. If it raises, the error is logged and changes nothing.
 
     Returns
     -------

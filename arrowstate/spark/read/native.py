@@ -108,10 +108,10 @@ def read_state(
     storage_options: Mapping[str, Any] | None = None,
     expired: bool = False,
 ) -> DataFrame:
-    """Return the rows of a state, read by Spark's own Parquet reader where it can; see `plan_read` for which it is.
+    """Return the rows of a state, read by Spark's own Parquet reader if it can read them; `plan_read` says whether.
 
-    The rows are those of `spark.read.format("arrowstate")`, whichever way they are read. Spark's reader does not
-    compare files with the checksums of the store; `Snapshot.verify` does.
+    The rows are the same as by `spark.read.format("arrowstate")`. Spark's reader does not compare files with the
+    checksums of the store; `Snapshot.verify` does.
 
     Parameters
     ----------
@@ -126,18 +126,18 @@ def read_state(
     as_of
         Instead: the newest checkpoint committed at this time or before, in ISO 8601 or milliseconds since 1970.
     columns
-        The columns to read, all of key and value by default; `_key_hash`, `_key_group` and `_checkpoint_id` are there
-        by name.
+        The columns to read, by default all of key and value; you can also name `_key_hash`, `_key_group` and
+        `_checkpoint_id`.
     key_groups
         Only the keys of these key groups.
     validate
-        "full" takes nothing on trust, see `open_store`: the rows are then read by the data source.
+        "full" also checks offsets and texts, see `open_store`: the rows are then read by the data source.
     storage_options
         As for `arrowstate.open_store`, of values that JSON has. Spark's own reader does not know them: it reads a
-        bucket with what the session has of it, or else the data source does.
+        bucket if the session has credentials for it, or else the data source reads it.
     expired
-        Whether to return rows that have expired, too, with `_expires_at`. By default a state with a time to live has
-        those that have not expired when this is called, as `Snapshot.to_arrow` has them.
+        Whether to return expired rows too, with `_expires_at`. By default rows that have expired when this is called
+        are left out, as by `Snapshot.to_arrow`.
 
     Returns
     -------
@@ -187,7 +187,7 @@ def plan_read(
     storage_options: Mapping[str, Any] | None = None,
     expired: bool = False,
 ) -> StateScan:
-    """Return how a state is read, and why so; arguments and errors are those of `read_state`.
+    """Return how a state is read, and why; arguments and errors are those of `read_state`.
 
     Returns
     -------

@@ -63,20 +63,20 @@ def keyed_sink(
     memory_budget_bytes: int | Literal["auto"] | None = "auto",
     spill_dir: str | Path | None = None,
 ) -> DataStreamWriter:
-    """Return a writer that folds a stream into keyed states, each micro-batch exactly once.
+    """Return a writer that adds a stream to keyed states, each micro-batch exactly once.
 
-    Every micro-batch becomes one checkpoint of the store. A query that is started again with its Spark
-    checkpoint folder goes on where the store is, at any parallelism and any max parallelism; its last batch,
-    which Spark may repeat, counts once. Micro-batches are folded in their order. Rows of one key within a
-    micro-batch have no order, because Spark shuffles them, unless `sequence` gives them one: without it value and map
-    states and the reducers `first` and `last` take any of them, and a list gets them in any order.
+    Every micro-batch becomes one checkpoint of the store. A query that is started again with its Spark checkpoint
+    folder goes on from the store, at any parallelism and any max parallelism; its last micro-batch, which Spark may
+    repeat, counts once. Micro-batches are added in their order. Rows of one key within a micro-batch have no order,
+    because Spark shuffles them, unless `sequence` gives them one: without it value and map states and the reducers
+    `first` and `last` keep any of them, and a list gets them in any order.
 
     Parameters
     ----------
     stream
         A streaming DataFrame. Only the columns named here are used.
     store
-        Where the store is, a path that every worker sees; made if there is none. It belongs to this sink alone.
+        The path or URL of the store, which every worker must see; made if there is none. It belongs to this sink alone.
     uid
         The operator's name in the store, the same at every start.
     key
@@ -99,60 +99,59 @@ def keyed_sink(
         The number of key groups, up to 32768. By default that of the store; in a new store 128, or more at a
         parallelism above 85.
     columns
-        By the name of a state, the columns of its values: one for a plain type, for a struct one per field, or one
-        struct column with these fields; for a map the column of its user keys first. By default columns with the names
-        that the table of the state has: the name of the state, or of the fields, and for a map `<state>_key` (a field
-        that is named as a key column is: `<state>_<field>`), or for a struct the struct column with the name of the
-        state.
+        By the name of a state, the columns of its values: one for a plain type; for a struct one per field, or one
+        struct column with these fields; for a map first the column of its user keys. By default the columns are named
+        as in the table of the state: after the state, or after the fields of a struct (`<state>_<field>` if a key
+        column has the name of the field) or one struct column named after the state; for a map also `<state>_key`.
     sequence
         The column, or columns, that order the rows of a key: numbers, dates, timestamps or strings, none null. Rows
-        where they are equal have no order within a micro-batch, and that of micro-batches across them.
+        with equal values have no order within a micro-batch; a later micro-batch comes after an earlier one.
     late_changes
-        What a row does to a value, or to the entry of a map, that has a row of a higher sequence already, from
-        whatever micro-batch and run: nothing with `ignore`, the default. The highest sequence is kept, of what is there
-        in a state `<state>_sequence` and of what was removed or cleared in `<state>_removed`, both with the key, the
-        namespace and the user key of the state; a store without them goes on, and its rows are older than all that
-        come. `apply` keeps no sequence, which then orders the rows of a micro-batch only; it is for streams whose
-        changes of a key come in their order. Other kinds of state count all rows.
+        What a row does to a value, or to an entry of a map, that a row with a higher sequence has already set, in any
+        micro-batch and run. With `ignore`, the default, it does nothing. For this the highest sequence of each value or
+        entry is kept in a state `<state>_sequence`, and that of removed or cleared ones in `<state>_removed`, both with
+        the key, the namespace and the user key of the state. A store without these states is continued; its rows count
+        as older than all new ones. `apply` keeps no sequences: `sequence` then orders only the rows of a micro-batch.
+        It is for streams whose changes of a key come in their order. Other kinds of state count all rows.
     tombstone_ttl
-        For how long the sequence of what was removed is kept, by either clock: a change that comes later than that
-        counts, however late it is. Forever by default. A value that expires is forgotten with its sequence.
+        How long the sequence of a removed value is kept, by either clock; for ever by default. After this time a late
+        change counts as a new one. A value that expires is forgotten with its sequence.
     operation
         The string column that says what a row of a stream of changes does: `+I`, `-U`, `+U`, `-D` (Flink); `c`, `r`,
         `u`, `d` (Debezium); `insert`, `update_preimage`, `update_postimage`, `delete` (Spark, Delta). Value and map
         states then need a `sequence` of the changes, such as a commit version or the offset in a log: inserts and
-        post-images set, deletes and pre-images remove, and where the sequence is equal removals come first. Sums,
-        counts and means take back the values of deletes and pre-images, which must bring them, in any order; a key of
-        which all counts and sums are back at zero is removed, if the state counts, as a mean does. No other state is
-        allowed. `u` brings no old row: sums, counts and means cannot take it, and neither a key nor a user key may
-        change by it. A row with any other value does not fit.
+        post-images set, deletes and pre-images remove, and at equal sequences removals come first. Sums, counts and
+        means subtract the values of deletes and pre-images, which must have them, in any order; if the state has a
+        count, as a mean has, a key whose counts and sums are all zero is removed. No other state is allowed. `u` has no
+        old row, so sums, counts and means cannot use it, and it must not change a key or a user key. A row with any
+        other value does not fit.
     timestamp
         The column with the event time of each row, a timestamp or whole milliseconds, for states that expire by event
-        time; none may be null. Their time is the highest timestamp of the micro-batches before, less the delay of
+        time; none may be null. Event time is the highest timestamp of the earlier micro-batches, less the delay of
         `withWatermark` if the stream has one on this column.
     on_error
-        What becomes of rows that cannot be taken: a null in a column of the key, the sequence, the timestamp, a
-        namespace or a user key, an operation that is not known, a value too large for its state, a sum that would
-        overflow. `fail`, the default, ends the query, and nothing of its micro-batch is kept. `dead_letter` sets them
-        aside in an output table, each exactly once; no state has anything of such a row. All columns of the stream
-        are sent to the tasks for it. A row that overflows is found by trying its micro-batch in parts.
+        What happens to rows that cannot be added: a null in a column of the key, the sequence, the timestamp, a
+        namespace or a user key, an unknown operation, a value too large for its state, a sum that would overflow.
+        `fail`, the default, ends the query, and nothing of its micro-batch is kept. `dead_letter` sends them to an
+        output table, each exactly once, and no state has anything of such a row. All columns of the stream are then
+        sent to the tasks. A row that overflows is found by trying its micro-batch in parts.
     dead_letters
         The name of that output table, by default the uid with `_dead_letters`. Its columns are `reason`, `error` (the
         class), `batch_id`, `key` and `row`, the latter structs of the key columns and of all columns of the stream.
-        What was set aside stays in the store, also when the query goes on without it.
+        Dead letters stay in the store, also when the query goes on without the option.
     allow_non_restored_state
-        Let states go that the store has and `states` does not. Without it they are refused: a state that a run leaves
-        out would lack the rows of that run for good.
+        Drop states of the store that are not in `states`. Without it they are refused, because a state that a run
+        leaves out would lack the rows of that run for ever.
     on_checkpoint
         Called once for each micro-batch that was committed, or could not be, with an
         `arrowstate.telemetry.OperationRecord`; in the driver, which on Spark Connect is a process of the server. What
         it raises is logged, and changes nothing.
     retention
-        Which checkpoints stay: the newest 10 by default, and the newest of each of the last 24 hours; besides
-        savepoints, and what tags and leases hold. None keeps all. The others are removed beside the query, as
-        `StateStore.collect` does it with its grace period of a day, after commits and one collection at a time. No
-        commit waits for it, and a collection that fails is logged as a warning; `files_collected` and
-        `collections_failed` in the progress say what became of it.
+        Which checkpoints stay: by default the newest 10, and the newest of each of the last 24 hours, and always
+        savepoints and checkpoints with a tag or a lease. None keeps all. The others are deleted beside the query, as by
+        `StateStore.collect` with its grace period of a day, after commits and one collection at a time. No commit waits
+        for it, and a collection that fails is logged as a warning; `files_collected` and `collections_failed` in the
+        progress count files and failures.
     storage_options
         As for `arrowstate.open_store`, of values that JSON has; what is left out comes from the environment of each
         process. Spark's plans and logs do not print them.

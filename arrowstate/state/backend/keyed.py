@@ -69,9 +69,9 @@ _KINDS: dict[str, Any] = {
 class KeyedStateBackend(Shown):
     """The keyed state of one subtask.
 
-    One thread uses it at a time. A verb that meets one of another thread is refused with `ConcurrentUseError`, as is a
-    scalar verb with a current key that another running thread has set. Between two batches it may be handed over, and a
-    snapshot of it may be written by another thread.
+    One thread uses it at a time. A call while another thread uses it is refused with `ConcurrentUseError`, and so is a
+    verb for one record with a current key that another running thread has set. Between two batches you may hand it to
+    another thread, and another thread may write a snapshot of it.
 
     Parameters
     ----------
@@ -82,13 +82,14 @@ class KeyedStateBackend(Shown):
     key_groups
         The key groups of this subtask, both ends inclusive; all by default.
     memory_budget_bytes
-        Rows of all states together past this many bytes are kept in mapped local files; None for no limit.
+        How many bytes the rows of all states together may take in memory; further rows are kept in mapped local files.
+        None for no limit.
     spill_dir
-        The folder of these files, which are removed by themselves; the system's temporary folder by default.
+        The folder of these files, which are deleted in the end; the system's temporary folder by default.
     merge_policy
         When runs are merged.
     clock_ms
-        Returns the processing time in milliseconds since 1970, by which a time to live is measured.
+        A function that returns the processing time in milliseconds since 1970; the time to live uses it.
 
     Raises
     ------
@@ -215,9 +216,8 @@ class KeyedStateBackend(Shown):
     def state(self, descriptor: StateDescriptor) -> KeyedState[Any]:
         """Return the state with this descriptor, restored or new.
 
-        The first descriptor that a restored state is asked for with may have another type, if the stored rows can
-        follow (see `SchemaEvolution`), and another time to live. Rows are converted when they are looked at; no file
-        is written again for it.
+        The first call for a restored state may declare another type, if the stored rows can be converted (see
+        `SchemaEvolution`), and another time to live. Rows are converted when they are read; no file is written again.
 
         Raises
         ------
@@ -291,9 +291,9 @@ class KeyedStateBackend(Shown):
     ) -> None:
         """Call a function with each key that has a row in a state, and the state with this key as the current one.
 
-        The keys are those at the call, so the function may clear, update and add. If it raises, what it has done
-        for keys before stays, and what it did for this one is undone. The current key and namespace are afterwards as
-        they were.
+        The keys are those at the time of the call, so the function may clear, update and add. If it raises, its changes
+        for earlier keys stay, and its changes for this key are undone. Afterwards the current key and namespace are as
+        before.
 
         Parameters
         ----------
@@ -416,10 +416,10 @@ class KeyedStateBackend(Shown):
         return self._context.group(self._context.columns(keys))
 
     def clear_key(self, keys: Any) -> None:
-        """Remove all that the backend holds of some keys: rows of every state, in all namespaces, windows and timers.
+        """Remove some keys from all states: their rows in all namespaces, their windows and their timers.
 
-        States that were restored and that nobody has asked for are cleared too. Either all is removed or, where it
-        raises, nothing. The cost is that of the rows of these keys.
+        Restored states that nobody has asked for are cleared too. If it raises, nothing is removed. The cost depends
+        only on the rows of these keys.
 
         Parameters
         ----------
@@ -499,11 +499,11 @@ class KeyedStateBackend(Shown):
         return self._context.transactions
 
     def transaction(self, *others: Participant) -> AbstractContextManager[None]:
-        """Do several things or none of them: what is done in the block stays if it ends, and goes back if it raises.
+        """Make one step of several verbs: changes in the block stay if it ends, and are undone if it raises.
 
-        That is all rows of all states and timers, the watermark, the current key, timestamp and namespaces. States
-        that were asked for in the block stay, without what was written to them. To begin costs nothing that grows
-        with the rows held. Transactions may stand in each other.
+        That covers all rows of all states and timers, the watermark, the current key, timestamp and namespaces. A state
+        that was made in the block stays, without the rows written to it. To begin a transaction costs the same for any
+        number of rows. Transactions may be nested.
 
         Parameters
         ----------
