@@ -14,7 +14,14 @@ import pytest
 
 import arrowstate
 import arrowstate_formats
-from arrowstate.query.duckdb.duckdb_internals import Scannable, aggregate_names, text_of, tokens_of, tree_of
+from arrowstate.query.duckdb.duckdb_internals import (
+    Scannable,
+    aggregate_names,
+    arguments_of,
+    text_of,
+    tokens_of,
+    tree_of,
+)
 from arrowstate.query.duckdb.pyarrow_internals import parts_of
 from arrowstate.storage.clients import Failure, classify, make_client
 from arrowstate_formats import numba_internals
@@ -145,6 +152,17 @@ def test_duckdb_says_what_kind_of_expression_something_is(text, kind):
     (chosen,) = tree_of(f"select {text}")["statements"][0]["node"]["select_list"]
 
     assert chosen["class"] == kind
+
+
+def test_duckdb_says_which_arguments_a_function_has_in_either_form():
+    function = tree_of("from f('a', expired => $x)")["statements"][0]["node"]["from_table"]["function"]
+    earlier = {"children": [{"class": "CONSTANT", "alias": ""}, {"class": "PARAMETER", "alias": "expired"}]}
+
+    for each in (function, earlier):
+        assert [(name, expression["class"]) for name, expression in arguments_of(each)] == [
+            ("", "CONSTANT"),
+            ("expired", "PARAMETER"),
+        ]
 
 
 def test_duckdb_knows_its_aggregates():

@@ -22,6 +22,7 @@ from arrowstate_formats.compiled import (
     store_uint64,
     subroutine,
 )
+from arrowstate_formats.integers import bit_counts
 
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
@@ -379,7 +380,7 @@ def count_bits(bits: Bits, start: int, stop: int) -> int:
     if start >= stop:
         return 0
     first, last = start >> 3, (stop - 1) >> 3
-    count = int(np.bitwise_count(bits[first : last + 1]).sum(dtype=np.int64))
+    count = int(bit_counts(bits[first : last + 1]).sum(dtype=np.int64))
     before = int(bits[first]) & ((1 << (start & 7)) - 1)
     after = int(bits[last]) >> (((stop - 1) & 7) + 1)
     return count - before.bit_count() - after.bit_count()

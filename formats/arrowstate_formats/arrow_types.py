@@ -52,6 +52,8 @@ _NAMES = {arrow_type: name for name, arrow_type in _FLAT.items()}
 _ZONED = re.compile(r"timestamp\[(s|ms|us|ns), tz=(.+)\]", re.DOTALL)
 _FIXED_BINARY = re.compile(r"fixed_size_binary\[(\d{1,9})\]")
 _DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d{1,2}), (-?\d{1,3})\)")
+_ABORTS = int(pa.__version__.partition(".")[0]) < 26
+"""Whether this PyArrow aborts the process over some maps."""
 _DECIMALS = {"32": pa.decimal32, "64": pa.decimal64, "128": pa.decimal128, "256": pa.decimal256}
 
 
@@ -95,6 +97,7 @@ def type_to_json(arrow_type: pa.DataType) -> TypeJson:
             "item": _field_to_json(arrow_type.value_field),
         }
     if types.is_map(arrow_type):
+        _refuse_what_aborts(arrow_type)
         return {
             "type": "map",
             "key": _field_to_json(arrow_type.key_field),
@@ -148,9 +151,27 @@ def type_from_json(value: TypeJson, *, path: str = "") -> pa.DataType:
     Decimal128Type(decimal128(10, 2))
     """
     try:
-        return _decode(value)
+        decoded = _decode(value)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, pa.ArrowException) as error:
         raise CorruptDataError(path, f"{value!r} is no type") from error
+    _refuse_what_aborts(decoded)
+    return decoded
+
+
+def _refuse_what_aborts(kind: pa.DataType) -> None:
+    """Refuse a map in a map whose keys hold structs, over which PyArrow before 26 aborts the process."""
+    maps = [part for part in _parts(kind) if pa.types.is_map(part)] if _ABORTS else []
+    inner = [part for each in maps for part in _parts(each)[1:] if pa.types.is_map(part)]
+    if any(pa.types.is_struct(part) for each in inner for part in _parts(each.key_type)):
+        raise InvalidInputError(
+            f"the type {kind} needs PyArrow 26 or later, and {pa.__version__} is installed: earlier ones may abort the "
+            "process over a map in a map whose keys hold structs; use a list of structs"
+        )
+
+
+def _parts(kind: pa.DataType) -> list[pa.DataType]:
+    inside = [kind.field(number).type for number in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    return [kind, *(part for each in inside for part in _parts(each))]
 
 
 def _decode(value: TypeJson) -> pa.DataType:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from arrowstate_formats._roaring import clear_bitmap, clear_listed
 from arrowstate_formats.errors import CorruptDataError, InvalidInputError
+from arrowstate_formats.integers import bit_counts
 
 Bits = npt.NDArray[np.uint8]
 
@@ -47,7 +48,7 @@ def write_deletion_vector(live: Bits, rows: int, first_row: int) -> bytes:
     before = np.zeros_like(words)
     before[:, 1:] = words[:, :-1] >> np.uint64(63)
     first_bits = words & ~((words << np.uint64(1)) | before)
-    counts, ranges = (np.bitwise_count(bits).sum(axis=1, dtype=np.int64) for bits in (words, first_bits))
+    counts, ranges = (bit_counts(bits).sum(axis=1, dtype=np.int64) for bits in (words, first_bits))
 
     numbers = np.flatnonzero(counts)
     counts, ranges = counts[numbers], ranges[numbers]
@@ -237,7 +238,7 @@ def _clear(dead: npt.NDArray[np.bool_], live: Bits, rows: int, first: int) -> in
     flags[low - 8 * start : high - 8 * start] = dead[low - first : high - first]
     bits = np.packbits(flags, bitorder="little")
     part = live[start : start + bits.size]
-    cleared = int(np.bitwise_count(part & bits).sum(dtype=np.int64))
+    cleared = int(bit_counts(part & bits).sum(dtype=np.int64))
     part &= ~bits
     return cleared
 

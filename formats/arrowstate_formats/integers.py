@@ -7,9 +7,11 @@ asks here. Specification: formats/spec/manifests-and-log.md.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from arrowstate_formats.errors import InvalidInputError
 
@@ -17,6 +19,19 @@ INT64_MIN = -(1 << 63)
 INT64_MAX = (1 << 63) - 1
 LARGEST_EXACT = (1 << 53) - 1
 """The largest integer that every reader of JSON keeps: JavaScript and jq have doubles."""
+
+
+_BITS_OF_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
+
+
+def _bit_counts_by_bytes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    data = np.ascontiguousarray(values)
+    return _BITS_OF_BYTES[data.view(np.uint8)].reshape(*data.shape, -1).sum(axis=-1, dtype=np.uint8)
+
+
+# numpy 1 has no word for it.
+bit_counts: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] = getattr(np, "bitwise_count", _bit_counts_by_bytes)
+"""Returns how many bits of each value are set."""
 
 
 @overload

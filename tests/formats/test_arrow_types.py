@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arrowstate_formats import CorruptDataError, InvalidInputError, type_from_json, type_to_json
+from arrowstate_formats import CorruptDataError, InvalidInputError, arrow_types, type_from_json, type_to_json
 
 UNITS = ["s", "ms", "us", "ns"]
 FLAT = [
@@ -143,3 +143,19 @@ def test_what_is_no_type_is_damage_of_the_document(value: Any) -> None:
     with pytest.raises(CorruptDataError, match="is no type") as damage:
         type_from_json(value, path="log/1.json")
     assert damage.value.path == "log/1.json"
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_map_that_aborts_an_old_pyarrow_is_refused_by_name(monkeypatch, is_inside):
+    inner = pa.map_(pa.struct([("x", pa.int8())]), pa.int8())
+    kind = pa.map_(pa.string(), inner)
+    kind = pa.list_(kind) if is_inside else kind
+    monkeypatch.setattr(arrow_types, "_ABORTS", False)
+    stored = type_to_json(kind)
+    monkeypatch.setattr(arrow_types, "_ABORTS", True)
+
+    for refused in (lambda: type_to_json(kind), lambda: type_from_json(stored)):
+        with pytest.raises(InvalidInputError, match="needs PyArrow 26 or later"):
+            refused()
+    for allowed in (inner, pa.map_(pa.string(), pa.map_(pa.string(), pa.struct([("x", pa.int8())])))):
+        assert type_from_json(type_to_json(allowed)) == allowed

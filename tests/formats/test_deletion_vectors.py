@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from arrowstate_formats import CorruptDataError, InvalidInputError
+from arrowstate_formats import CorruptDataError, InvalidInputError, integers
 from arrowstate_formats.deletion_vectors import clear_dead_rows, write_deletion_vector
 
 ROWS = [0, 1, 63, 64, 65, 4097, 65_535, 65_536, 65_537, 200_003, 400_000]
@@ -133,3 +133,12 @@ def test_rows_past_32_bits_and_too_few_bits_are_refused():
         write_deletion_vector(live, 9, 0)
     with pytest.raises(InvalidInputError, match="9 rows need as many live bits, got 8"):
         clear_dead_rows(reference(np.array([1])), live, 9, 0)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint64])
+def test_bits_are_counted_without_numpys_word_for_it(kind):
+    values = np.random.default_rng(3).integers(0, np.iinfo(kind).max, (5, 9), kind, endpoint=True)
+
+    counts = integers._bit_counts_by_bytes(values[1:, ::2])
+
+    assert counts.tolist() == [[value.bit_count() for value in row] for row in values[1:, ::2].tolist()]

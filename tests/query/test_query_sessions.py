@@ -60,8 +60,9 @@ def fetched(relation, chance):
         lambda: relation.pl(lazy=True).collect().rows(),
         lambda: relation.limit(5).fetchall(),
         lambda: [tuple(row.values()) for batch in relation.to_arrow_reader(10) for row in batch.to_pylist()],
-        lambda: relation.materialize().fetchall(),
     ]
+    if hasattr(relation, "materialize"):
+        ways.append(lambda: relation.materialize().fetchall())
     return chance.choice(ways)()
 
 

@@ -77,6 +77,14 @@ def text_of(tree: Tree) -> str:
     return str(found[0][0])
 
 
+def arguments_of(function: Tree) -> list[tuple[str, Tree]]:
+    """Return (name, expression) of the arguments of a function; the name is empty where none is given."""
+    if "arguments" in function:
+        return [(argument["name"], argument["expression"]) for argument in function["arguments"]]
+    # DuckDB 1.4 and 1.5 have the name as an alias.
+    return [(expression["alias"], {**expression, "alias": ""}) for expression in function["children"]]
+
+
 def aggregate_names() -> frozenset[str]:
     """Return the names of DuckDB's aggregate functions that are no functions of single rows too."""
     query = "select function_name, bool_and(function_type = 'aggregate') from duckdb_functions() group by 1"

@@ -27,6 +27,7 @@ from arrowstate.query.duckdb.duckdb_internals import (
     Token,
     Tree,
     aggregate_names,
+    arguments_of,
     parser,
     text_of,
     tokens_of,
@@ -311,7 +312,7 @@ def _name_of(node: Tree, evaluate: _Evaluation, tables: Tables) -> str:
     """Have a table made; return its name."""
     if node["type"] == "TABLE_FUNCTION":
         function = node["function"]["function_name"].lower()
-        return tables.of_function(function, evaluate.arguments(function, node["function"]["arguments"]))
+        return tables.of_function(function, evaluate.arguments(function, arguments_of(node["function"])))
     if not node["at_clause"]:
         return tables.about(node["table_name"].lower())
     return tables.as_of(node["schema_name"], node["table_name"], evaluate.checkpoint(node))
@@ -321,7 +322,9 @@ def _replace(node: Tree, name: str) -> None:
     """Make a node of the tree the table of a name; it keeps its alias, by default what it was called."""
     function = node.get("function")
     alias = node["alias"] or (function["function_name"] if function else node["table_name"])
-    kept = {key: node[key] for key in ("sample", "query_location", "query_location_length", "column_name_alias")}
+    # The length is missing in a tree of DuckDB 1.4 and 1.5.
+    of_any = ("sample", "query_location", "query_location_length", "column_name_alias")
+    kept = {key: node[key] for key in of_any if key in node}
     node.clear()
     node.update(
         type="BASE_TABLE",
@@ -359,16 +362,13 @@ class _Evaluation:
             raise InvalidInputError(f"{what} takes a timestamp, got {value!r}; give make_timestamp_ms({value!r})")
         return self._time(clause["expr"], what)
 
-    def arguments(self, function: str, given: Sequence[Tree]) -> list[Any]:
+    def arguments(self, function: str, given: Sequence[tuple[str, Tree]]) -> list[Any]:
         """Return the arguments of a function, those with names in their order behind the others."""
         usage, names = FUNCTIONS[function], _NAMED.get(function, ())
-        named = [argument["name"].lower() for argument in given if argument["name"]]
-        if any(name not in names for name in named):
+        if any(name and name.lower() not in names for name, _ in given):
             raise InvalidInputError(f"the arguments have no names, give them in order: {usage}")
-        in_order = sorted(
-            given, key=lambda argument: [*names].index(argument["name"].lower()) if argument["name"] else -1
-        )
-        return [self._value(argument["expression"], usage) for argument in in_order]
+        in_order = sorted(given, key=lambda argument: [*names].index(argument[0].lower()) if argument[0] else -1)
+        return [self._value(expression, usage) for _, expression in in_order]
 
     def _value(self, expression: Tree, what: str) -> Any:
         return self._run("select {}", expression, what)

@@ -75,7 +75,9 @@ class Relation:
 
     def __getattr__(self, name: str) -> Any:
         with self._watch.raising():
-            found = getattr(self.__wrapped__, name)
+            # DuckDB 1.4 has another name for it.
+            earlier = name == "to_arrow_reader" and not hasattr(self.__wrapped__, name)
+            found = getattr(self.__wrapped__, "fetch_record_batch" if earlier else name)
         if callable(found) and name not in _DONE_WHEN_RETURNED:
             self._held.session.may_serve_again = False
         return self._passed_on(found) if callable(found) else self._covered(found)
