@@ -392,6 +392,8 @@ def _make_folders(folder: Path, root: Path) -> None:
     steps = []
     while not (folder.is_dir() and (folder in _DURABLE or not folder.is_relative_to(root))):
         steps.append(folder)
+        if folder == folder.parent:
+            break
         folder = folder.parent
     for made in reversed(steps):
         was_there = made.is_dir()

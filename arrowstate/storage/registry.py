@@ -70,6 +70,13 @@ def open_storage(
         return MemoryStorage(given, create=create, **options)
     _refuse_options(given, (storage_options or {}).keys(), "only memory and object storages take storage options")
     if protocol is None:
+        begun = given.partition(":")[0].lower() if isinstance(url_or_path, str) and ":" in given else ""
+        if begun in _OBJECTS or begun == "memory":
+            # The rest is not shown: it may hold a password.
+            raise InvalidInputError(
+                f"a URL of {begun} begins with {begun}://, got {begun}: without the slashes; write a local folder of "
+                "such a name with ./ before it"
+            )
         return LocalStorage(Path(given).expanduser(), create=create)
     if protocol == "file" and "::" not in given:
         parts = urlsplit(given)

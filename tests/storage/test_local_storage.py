@@ -244,6 +244,12 @@ def test_a_new_folder_is_durable_in_the_folder_above(tmp_path, monkeypatch):
     assert [path for path in synced if Path(path).is_dir()] == folders
 
 
+def test_the_root_of_the_file_system_has_no_folder_above(monkeypatch):
+    monkeypatch.setattr(local_module, "_DURABLE", set())
+
+    assert open_storage("/", create=True).url == "/"
+
+
 def test_files_are_readable_for_whom_the_umask_lets_read(local):
     before = os.umask(0o027)
 

@@ -74,6 +74,18 @@ def test_a_path_that_is_none_is_refused(url):
         arrowstate.open_store(url)
 
 
+@pytest.mark.parametrize("url", ["s3:/key:secret@bucket/x", "S3:bucket/x", "gs:x", "abfss:/c/x", "memory:x"])
+def test_a_url_without_its_slashes_is_no_folder_of_that_name(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(arrowstate.InvalidInputError, match="begins with .*://, got .* without the slashes") as caught:
+        arrowstate.open_store(url, create=True)
+    arrowstate.open_store("./memory:x", create=True)
+
+    assert "secret" not in str(caught.value)
+    assert os.listdir(tmp_path) == ["memory:x"]
+
+
 def test_a_store_opens_by_every_form_of_its_path(tmp_path, monkeypatch):
     store = fill(arrowstate.open_store(tmp_path / "my store", create=True))
     monkeypatch.chdir(tmp_path)
