@@ -1,4 +1,4 @@
-"""What lies below a folder: stores, savepoints, and snapshots of Flink, found by their names and queried as one.
+"""Stores, savepoints, and snapshots of Flink below a folder, found by their names and queried as one database.
 
 Flink's State Catalog (FLIP-599) makes a database of each snapshot that it finds; here each is a database of DuckDB,
 with a schema per operator and a view per state. Each folder is listed once. A snapshot is opened when a query names it.
@@ -57,22 +57,22 @@ def attach(
     expired: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> str:
-    """Give a DuckDB connection the states of a checkpoint as a database of views.
+    """Add a checkpoint to a DuckDB connection, as a database with a view for each state.
 
-    `select * from <name>.<operator>.<state>` reads them beside the tables that the connection has. The views stay with
-    the checkpoint that was the newest when they were made; `detach` the database and attach it again to go on to the
-    newest. Cursors of the connection do not know them. Hold a lease where collections run meanwhile.
+    `select * from <name>.<operator>.<state>` reads a state, also in joins with other tables of the connection. The
+    views stay at the checkpoint that was the newest at the call; `detach` the database and attach it again to go on to
+    the newest. Cursors of the connection do not have the views. Hold a lease if collections run meanwhile.
 
     Parameters
     ----------
     connection
         The connection, of this process.
     place
-        A store (its newest checkpoint), a checkpoint of one, a savepoint of Flink, or where one of these lies.
+        A store (its newest checkpoint), a checkpoint, a savepoint of Flink, or the path or URL of one of these.
     name
-        Of the database; by default the last part of where it lies.
+        The name of the database; by default the last part of the path.
     expired
-        Whether states with a time to live show rows that have expired, too.
+        Whether states with a time to live also show expired rows.
     storage_options
         For the storage, see `open_store`.
 
@@ -164,14 +164,14 @@ def discover(
 ) -> StateCatalog:
     """Find all stores, savepoints, and checkpoints of Flink in a folder and below it.
 
-    Each folder is listed once, and what is found is opened when it is asked for.
+    Each folder is listed once. A store or snapshot is opened when a query names it.
 
     Parameters
     ----------
     url
         A folder, or a prefix of a bucket.
     depth
-        So many folders below each other are looked into, 0 or more.
+        How many levels of folders are searched, 0 or more.
     storage_options
         For the storage, see `open_store`.
 
@@ -258,10 +258,10 @@ class StateCatalog:
     ) -> duckdb.DuckDBPyRelation:
         """Run a query with DuckDB over the newest checkpoints of all that was found.
 
-        A state is `"<name>".<operator>.<state>`; the name of a store or snapshot is its path below the folder, in
-        double quotes where it has other characters than letters, digits and `_`. What the query does not name is not
-        opened. `arrowstate.snapshots` lists what was found, with `name`, `kind` and `url`, and `show schemas` opens all
-        and lists their operators. A store that is read once is read at the same checkpoint from then on.
+        A state is `"<name>".<operator>.<state>`. The name of a store or snapshot is its path below the folder, in
+        double quotes if it has other characters than letters, digits and `_`. Only stores and snapshots that the query
+        names are opened. `arrowstate.snapshots` lists all of them with `name`, `kind` and `url`; `show schemas` opens
+        all and lists their operators. A store that was read once is read at the same checkpoint from then on.
 
         Parameters
         ----------

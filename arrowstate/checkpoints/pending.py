@@ -192,7 +192,7 @@ class PendingCheckpoint(Generic[SnapshotT]):
         FencedError
             If a newer writer has opened the store.
         CommitUnknownError
-            If it cannot be told whether it was committed.
+            If it is unknown whether it was committed.
         TimeoutError
             If it has not ended by then; it goes on.
         """

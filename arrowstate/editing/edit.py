@@ -619,7 +619,7 @@ class Edit(Generic[S]):
         CollectedError, StorageError, StorageFullError
             If a collection came in between, or the storage failed; nothing was committed.
         CommitUnknownError
-            If it cannot be told whether it was committed.
+            If it is unknown whether it was committed.
         """
         place = self._to if to is None else to
         retries = check_integer("retries", retries, 0)

@@ -60,7 +60,7 @@ _PLAIN = {
 
 
 class BytewaxRecovery:
-    """What a Bytewax dataflow would go on from. Open one with `open_bytewax_recovery`."""
+    """The state and positions from which a Bytewax dataflow would go on. Open one with `open_bytewax_recovery`."""
 
     def __init__(self, folder: Path, resume_epoch: int, steps: Mapping[str, Mapping[str, bytes]]) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ class BytewaxRecovery:
         return f"<BytewaxRecovery {self.folder}: {len(self.steps)} steps, epoch {self.resume_epoch}>"
 
     def values(self, step: str) -> dict[str, Any]:
-        """Return what a step kept, by key; of an input, how far each partition was read.
+        """Return the values of a step by key; for an input step, the position of each partition.
 
         Parameters
         ----------
@@ -101,7 +101,7 @@ class BytewaxRecovery:
     def to_arrow(
         self, step: str, *, key: str = "key", value: str = "value", type: pa.DataType | None = None
     ) -> pa.Table:
-        """Return what a step kept as a table that `StateStore.bootstrap` takes.
+        """Return the values of a step as a table for `StateStore.bootstrap`.
 
         Parameters
         ----------

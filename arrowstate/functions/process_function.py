@@ -142,7 +142,7 @@ class ProcessContext(Context):
         Raises
         ------
         InvalidInputError
-            If the function has no such side output, or nothing is processed.
+            If the function has no such side output, or no element or timer is being processed.
         """
         self._sides.add(tag, value, self.row)
 

@@ -151,7 +151,7 @@ class RunningJob:
         Raises
         ------
         StateNotFoundError
-            If the query names a table that does not exist; the message lists those there are.
+            If the query names a table that does not exist; the message lists the existing ones.
         InvalidInputError
             If DuckDB refuses the query for another reason, or it is not one that has a result.
 

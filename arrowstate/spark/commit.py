@@ -154,7 +154,7 @@ def commit_batch(
     CollectedError
         If files of the checkpoint were collected before it was committed.
     CommitUnknownError
-        If it cannot be told whether it was committed; the next start of the query finds out.
+        If it is unknown whether it was committed; the next start of the query finds out.
     """
     if collector is not None:
         work = replace(work, metrics={**work.metrics, **collector.take_figures()})

@@ -92,7 +92,7 @@ class Snapshot(SnapshotReader):
         Raises
         ------
         OperatorNotFoundError
-            If there is no such operator; the message lists those there are.
+            If there is no such operator; the message lists the existing ones.
         IncompatibleStateError
             If stored keys cannot follow the new key, or keys become equal without a rule to merge their rows.
         StateNotFoundError
@@ -226,7 +226,7 @@ class Snapshot(SnapshotReader):
         FencedError, CollectedError, StorageFullError, StorageError
             If it could not be copied, or another writer or a collection came in between; nothing was committed.
         CommitUnknownError
-            If it cannot be told whether it was committed.
+            If it is unknown whether it was committed.
 
         Examples
         --------

@@ -765,7 +765,7 @@ class StateStore:
         FencedError, CollectedError, StorageFullError, StorageError
             If it could not be copied, or another writer or a collection came in between; nothing was committed.
         CommitUnknownError
-            If it cannot be told whether it was committed; the source stays.
+            If it is unknown whether it was committed; the source stays.
 
         Warns
         -----
@@ -929,7 +929,7 @@ class StateStore:
         CollectedError, StorageFullError, StorageError
             If it could not be written.
         CommitUnknownError
-            If it cannot be told whether it was committed; the files stay.
+            If it is unknown whether it was committed; the files stay.
 
         Examples
         --------
@@ -1132,7 +1132,7 @@ class StateStore:
         FencedError, CollectedError, StorageError, StorageFullError
             If another writer or a collection came in between, or the storage failed; nothing was committed.
         CommitUnknownError
-            If it cannot be told whether it was committed.
+            If it is unknown whether it was committed.
 
         Examples
         --------

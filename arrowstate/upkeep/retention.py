@@ -23,9 +23,9 @@ _MOST_HOURS = 31 * 24
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """How many checkpoints a store keeps: within the count, and besides by their age and by the hour.
+    """Which checkpoints a store keeps: the newest by count, younger ones by age, and one of each hour.
 
-    Tagged and leased checkpoints, savepoints and the newest checkpoint are kept whatever it says.
+    Checkpoints with a tag or a lease, savepoints and the newest checkpoint are always kept.
 
     Raises
     ------

@@ -34,9 +34,9 @@ class ParquetSink(Sink):
     folder : str or PathLike
         A local folder, made where there is none, or a URL that fsspec opens.
     storage_options : mapping, optional
-        What the fsspec filesystem takes.
+        Options of the fsspec filesystem.
     compression : str, default "zstd"
-        What Parquet calls the codec: `zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`.
+        The codec of Parquet: `zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`.
 
     Raises
     ------
@@ -109,9 +109,9 @@ class BulkParquetSink(PreparingSink):
     folder : str or PathLike
         A local folder, made where there is none, or a URL that fsspec opens. All slots must reach it.
     storage_options : mapping, optional
-        What the fsspec filesystem takes.
+        Options of the fsspec filesystem.
     compression : str, default "zstd"
-        What Parquet calls the codec: `zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`.
+        The codec of Parquet: `zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`.
 
     Raises
     ------

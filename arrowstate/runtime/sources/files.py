@@ -54,7 +54,7 @@ class FileSource(Source):
     discovery_ms : int, default 10_000
         How often it looks for new files, in milliseconds.
     storage_options : mapping, optional
-        What the fsspec filesystem takes.
+        Options of the fsspec filesystem.
 
     Raises
     ------

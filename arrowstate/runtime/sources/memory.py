@@ -43,7 +43,7 @@ class IteratorSource(Source):
     Raises
     ------
     InvalidInputError
-        If an argument is not what it should be. What is wrong with the rows is told when they are read, as a
+        If an argument is wrong. What is wrong with the rows is told when they are read, as a
         `SourceError` with split and position; so is what an iterator raises, which is its `__cause__`.
 
     Examples
@@ -131,7 +131,7 @@ class GeneratorSource(Source):
     Raises
     ------
     InvalidInputError
-        If an argument is not what it should be. What is wrong with the rows is told when they are read, as a
+        If an argument is wrong. What is wrong with the rows is told when they are read, as a
         `SourceError` with split and position; so is what the function raises, which is its `__cause__`.
 
     Notes
@@ -282,7 +282,7 @@ class TableSource(GeneratorSource):
     Raises
     ------
     InvalidInputError
-        If an argument is not what it should be.
+        If an argument is wrong.
 
     Examples
     --------

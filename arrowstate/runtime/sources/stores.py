@@ -106,11 +106,11 @@ class OutputSource(_StoreSource):
     output : str
         The name of the table.
     starting : {"earliest", "latest"}, default "earliest"
-        Whether the rows come that are there when the job starts for the first time.
+        Whether to read the rows that exist when the job starts for the first time.
     discovery_ms : int, default 1_000
         How often it looks for new rows, in milliseconds.
     storage_options : mapping, optional
-        What the storage takes; see `arrowstate.open_store`.
+        Options of the storage; see `arrowstate.open_store`.
     clock : callable, default time.monotonic
         Where the time in seconds comes from.
 
@@ -119,12 +119,12 @@ class OutputSource(_StoreSource):
     NotFoundError
         If there is no such store, checkpoint or table.
     InvalidInputError
-        If an argument is not what it should be. A store that has gone back to fewer rows than were read is told when
-        they are read, as a `SourceError`.
+        If an argument is wrong. If the store was rolled back to fewer rows than were read, reading raises a
+        `SourceError`.
 
     Notes
     -----
-    A position is the number of the next row, and stays so whatever files the rows are moved to.
+    A position is the number of the next row, which never changes, even if rows are moved to other files.
 
     Examples
     --------
@@ -218,10 +218,10 @@ def _row_count(document: OperatorStateDocument) -> int:
 
 
 class ChangesSource(_StoreSource):
-    """What came, went or changed in a keyed state of another store, from one checkpoint to the next.
+    """The changes of a keyed state of another store, from one checkpoint to the next.
 
     The columns are those of the state, and two more: `_change_type`, one of `insert`, `update_preimage`,
-    `update_postimage` and `delete`; and `_checkpoint_id`, the checkpoint with which it came. An `update_preimage` is
+    `update_postimage` and `delete`; and `_checkpoint_id`, the checkpoint with the change. An `update_preimage` is
     followed by its `update_postimage`. All changes of a key are in one split, in the order of the checkpoints.
 
     Parameters
@@ -231,29 +231,29 @@ class ChangesSource(_StoreSource):
     state : str
         `operator.state`.
     starting : int or {"earliest", "latest"}, optional
-        The id of the checkpoint since which the changes come; `earliest` for the oldest of those between which none
-        was collected, of which all rows come as inserted, as a start; `latest` for the newest there is when the job
-        starts for the first time. By default all rows of that one come as inserted, and then what changes.
+        The checkpoint after which the changes begin: its id, or `latest` for the newest one when the job starts for the
+        first time. By default all rows of that newest one come first, as inserts. `earliest` begins with all rows of
+        the oldest checkpoint after which none was collected, as inserts.
     splits : int, default 1
         How many splits there are, each of which is read by one subtask and has a range of the hashes of keys.
     discovery_ms : int, default 1_000
         How often it looks for a new checkpoint, in milliseconds.
     storage_options : mapping, optional
-        What the storage takes; see `arrowstate.open_store`.
+        Options of the storage; see `arrowstate.open_store`.
     clock : callable, default time.monotonic
         Where the time in seconds comes from.
     lease_ms : int, optional
-        For how long the store keeps what was not read after the job has stopped or died, in milliseconds, at least
-        1; 10 minutes by default. None for no lease: then the store must keep checkpoints for longer than the job takes
-        to read their changes.
+        For how long the store keeps unread checkpoints after the job has stopped or died, in milliseconds, at least 1;
+        10 minutes by default. None for no lease: then the store must keep checkpoints for longer than the job takes to
+        read their changes.
 
     Raises
     ------
     NotFoundError
         If there is no such store, checkpoint or state.
     InvalidInputError
-        If an argument is not what it should be. A checkpoint that was collected before its changes were read, or a
-        store that has gone back, is told when they are read, as a `SourceError`.
+        If an argument is wrong. If a checkpoint was collected before its changes were read, or the store was rolled
+        back, reading raises a `SourceError`.
 
     Notes
     -----

@@ -59,14 +59,14 @@ def bootstrap(
     properties: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Snapshot:
-    """Make keyed states of a table and commit them as one checkpoint, exactly once whatever Spark tries again.
+    """Make keyed states from a table and commit them as one checkpoint, exactly once whatever Spark tries again.
 
     A job restores from the checkpoint as from any other; a query of `keyed_sink` or `stateful` that has no Spark
-    checkpoint folder yet starts from it. Operators and states that the store has beside those given stay. Whoever
-    writes to the store meanwhile is fenced.
+    checkpoint folder yet starts from it. Other operators and states of the store stay. Other writers of the store are
+    fenced.
 
-    A state is made of the columns with its name, or for a struct type of those named after its fields or one struct
-    column with the state's name:
+    The values of a state come from the column with its name. For a struct type they may also come from the columns
+    that are named after its fields:
 
     ===========  ===========================================================================================
     kind         what a row has
@@ -80,8 +80,8 @@ def bootstrap(
     timer        the `timestamp`; a state for each clock, `timers_event_time` for example
     ===========  ===========================================================================================
 
-    A row with a null has nothing for that state, except that a map may hold nulls under user keys. Namespaces are
-    columns of their names. Rows of one key have no order unless `order_by` gives them one.
+    A row with null there adds nothing to the state, except that an entry of a map may have the value null. Namespaces
+    are columns with their names. Rows of one key have no order unless `order_by` gives them one.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def bootstrap(
     overwrite
         Replace states of these names that the operator has. They are refused otherwise.
     accumulators
-        The rows have what reducing and aggregating states store, such as a count so far, instead of values to fold.
+        The rows have the stored values of reducing and aggregating states, such as a count, not values to add.
     updated_at
         For states with a time to live: the column with the time a row was last updated, a timestamp or milliseconds.
         Without it, and where it is null, rows count as updated now; a state that expires by event time needs it.
@@ -111,13 +111,13 @@ def bootstrap(
         Columns by which the rows of each subtask are sorted before they are written, for lists and for the reducers
         `first` and `last`.
     watermark
-        The event time, in milliseconds since 1970, up to which everything is in the state.
+        The event time, in milliseconds since 1970, up to which the state is complete.
     savepoint
         Also write the checkpoint as a savepoint, in Parquet: a name, or a path or URL (with a `/`).
     format
         The format of the run files.
     memory_budget_bytes
-        What each task holds of its state in memory, the rest is in mapped local files; None for no limit.
+        How much of its state each task holds in memory; the rest is in mapped local files. None for no limit.
     properties
         JSON values kept in the checkpoint, for instance where the table comes from.
     storage_options

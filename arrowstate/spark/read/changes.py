@@ -106,7 +106,7 @@ class ChangePlan:
         InvalidInputError
             If an option is missing, has no meaning for a change feed, or names no column.
         NotFoundError
-            If there is no such store, checkpoint, operator or state; the message lists those there are.
+            If there is no such store, checkpoint, operator or state; the message lists the existing ones.
         """
         check_options(options, dict.fromkeys((*_BATCH, *_STREAM)), "a change feed")
         storage = open_read_storage(options)

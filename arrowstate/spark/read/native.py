@@ -147,7 +147,7 @@ def read_state(
     Raises
     ------
     NotFoundError
-        If there is no such store, checkpoint, operator or state; the message lists those there are.
+        If there is no such store, checkpoint, operator or state; the message lists the existing ones.
     InvalidInputError
         If there is no such column or key group.
 

@@ -220,7 +220,7 @@ def find_checkpoint(storage: Storage, checkpoint: str | None = None, as_of: str 
     Raises
     ------
     NotFoundError
-        If there is no such checkpoint or tag; the message lists those there are. `CheckpointNotFoundError` for an id.
+        If there is no such checkpoint or tag; the message lists the existing ones. `CheckpointNotFoundError` for an id.
     InvalidInputError
         If both are given, or `as_of` is no time.
     """

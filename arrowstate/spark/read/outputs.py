@@ -87,7 +87,7 @@ class OutputPlan:
         InvalidInputError
             If an option has no meaning for an output table, or one names no column.
         NotFoundError
-            If there is no such output table; the message lists those there are.
+            If there is no such output table; the message lists the existing ones.
         """
         check_options(options, dict.fromkeys((*_BATCH, *_STREAM)), "an output table")
         is_pinned = any(options.get(option) is not None for option in ("checkpoint", "asOf"))

@@ -48,7 +48,7 @@ def plan_from_options(options: Mapping[str, str]) -> Plan:
     InvalidInputError
         If an option is missing, unknown, or has no meaning beside the others.
     NotFoundError
-        If there is no such store, checkpoint, operator, state or output table; the message lists those there are.
+        If there is no such store, checkpoint, operator, state or output table; the message lists the existing ones.
     """
     if options.get("table") is not None:
         return HistoryPlan.from_options(options)

@@ -81,7 +81,7 @@ class ReadPlan:
         InvalidInputError
             If an option is missing, unknown, or names no column.
         StoreNotFoundError, CheckpointNotFoundError, OperatorNotFoundError, StateNotFoundError
-            If there is none like that; the message lists those there are.
+            If there is none like that; the message lists the existing ones.
         """
         refuse(options, ["pushFilters"], _WHY_NO_FILTERS)
         check_options(options, OPTIONS, "a state")

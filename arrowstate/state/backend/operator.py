@@ -140,7 +140,7 @@ class OperatorStateBackend(Shown):
         Raises
         ------
         StateNotFoundError
-            If there is none of this name; the message lists those there are.
+            If there is none of this name; the message lists the existing ones.
         """
         if name not in self._states:
             raise StateNotFoundError(name, self._states)
