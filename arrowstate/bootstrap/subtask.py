@@ -8,7 +8,6 @@ of them.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,8 +16,8 @@ import pyarrow as pa
 
 from arrowstate.bootstrap.plan import FillPlan, StateFill
 from arrowstate.bootstrap.states import fill_state, key_columns_of
-from arrowstate.checkpoints.handles import SubtaskHandle
-from arrowstate.files.writing import FrozenState, FrozenSubtask, write_subtask
+from arrowstate.checkpoints.handles import SubtaskHandle, write_handle
+from arrowstate.files.writing import FrozenState, FrozenSubtask
 from arrowstate.schema.layout import StateLayout, state_document
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.backend.restoring import restore_backend
@@ -76,33 +75,17 @@ class SubtaskFill:
     def written(self, new_id: Callable[[], str], clock_ms: Callable[[], int]) -> SubtaskHandle:
         """Write the state to the store, where it takes effect with the commit."""
         plan = self._plan
-        began = time.perf_counter_ns()
-        frozen = self._frozen(clock_ms)
-        sync_us = (time.perf_counter_ns() - began) // 1000
-        began = time.perf_counter_ns()
-        written = write_subtask(
+        handle, _ = write_handle(
             self._storage,
             self._store_id,
             plan.uid,
             self._number,
-            frozen,
+            lambda: self._frozen(clock_ms),
             format=plan.format,
             new_id=plan.id_maker(new_id),
-        )
-        async_us = (time.perf_counter_ns() - began) // 1000
-        return SubtaskHandle(
-            store_id=self._store_id,
-            operator=plan.uid,
-            subtask=self._number,
-            key=frozen.key,
-            max_parallelism=frozen.max_parallelism,
-            states=tuple(state.document for state in frozen.states),
-            document=written.document,
-            paths=written.paths,
-            references=written.references,
             based_on=plan.base or 0,
-            statistics=written.statistics(plan.uid, sync_us=sync_us, async_us=async_us),
         )
+        return handle
 
     def _frozen(self, clock_ms: Callable[[], int]) -> FrozenSubtask:
         """Return the filled states, under their own descriptors, beside the other states of the operator."""

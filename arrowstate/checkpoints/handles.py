@@ -16,7 +16,7 @@ from typing import Any
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.files.subtasks import lowest_watermark, operator_of
-from arrowstate.files.writing import WrittenSubtask, write_subtask
+from arrowstate.files.writing import FrozenSubtask, WrittenSubtask, write_subtask
 from arrowstate.log.commit import delete_quietly
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.state.backend.keyed import KeyedStateBackend
@@ -58,6 +58,41 @@ class SubtaskHandle:
     def __repr__(self) -> str:
         rows = sum(self.document.live_rows.values())
         return f"<SubtaskHandle of {self.operator}: subtask {self.subtask}, {rows} rows>"
+
+
+def write_handle(
+    storage: Storage,
+    store_id: str,
+    uid: str,
+    subtask: int,
+    freeze: Callable[[], FrozenSubtask],
+    *,
+    format: RunFormat,
+    new_id: Callable[[], str],
+    based_on: int,
+    previous: SubtaskDocument | None = None,
+) -> tuple[SubtaskHandle, WrittenSubtask]:
+    """Freeze a subtask and write what the store lacks of it, and measure both; return its handle."""
+    began = time.perf_counter_ns()
+    frozen = freeze()
+    sync_us = (time.perf_counter_ns() - began) // 1000
+    began = time.perf_counter_ns()
+    written = write_subtask(storage, store_id, uid, subtask, frozen, format=format, new_id=new_id, previous=previous)
+    async_us = (time.perf_counter_ns() - began) // 1000
+    handle = SubtaskHandle(
+        store_id,
+        uid,
+        subtask,
+        written.key,
+        written.max_parallelism,
+        written.states,
+        written.document,
+        written.paths,
+        written.references,
+        based_on,
+        written.statistics(uid, sync_us=sync_us, async_us=async_us),
+    )
+    return handle, written
 
 
 class SubtaskWriter:
@@ -113,33 +148,16 @@ class SubtaskWriter:
             If a file cannot be written; what was written is deleted.
         """
         newest = CommitLog(self._storage).latest()
-        began = time.perf_counter_ns()
-        frozen = backend.freeze()
-        sync_us = (time.perf_counter_ns() - began) // 1000
-        began = time.perf_counter_ns()
-        written = write_subtask(
+        handle, written = write_handle(
             self._storage,
             self._store_id,
             self._uid,
             self._subtask,
-            frozen,
+            backend.freeze,
             format=self._format,
             new_id=self._new_id,
+            based_on=0 if newest is None else newest.document.number,
             previous=self._previous,
-        )
-        async_us = (time.perf_counter_ns() - began) // 1000
-        handle = SubtaskHandle(
-            self._store_id,
-            self._uid,
-            self._subtask,
-            frozen.key,
-            frozen.max_parallelism,
-            tuple(state.document for state in frozen.states),
-            written.document,
-            written.paths,
-            written.references,
-            0 if newest is None else newest.document.number,
-            written.statistics(self._uid, sync_us=sync_us, async_us=async_us),
         )
         self._written[handle.paths] = written
         return handle

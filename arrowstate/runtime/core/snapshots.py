@@ -105,9 +105,9 @@ class SnapshotWork:
         handle = TaskHandle(
             self.task,
             self.subtask,
-            key=[] if self.keyed is None else list(self.keyed.key),
-            max_parallelism=1 if self.keyed is None else self.keyed.max_parallelism,
-            states=[] if self.keyed is None else [state.document for state in self.keyed.states],
+            key=[] if keyed is None else list(keyed.key),
+            max_parallelism=1 if keyed is None else keyed.max_parallelism,
+            states=[] if keyed is None else list(keyed.states),
             document=None if keyed is None else keyed.document,
             parts=tuple(parts),
             paths=(*paths, *written),
