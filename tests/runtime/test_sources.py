@@ -628,6 +628,21 @@ def test_row_groups_before_the_position_are_not_read(tmp_path: Path) -> None:
     assert first_read(source, Split("a", position)).rows["n"].to_pylist() == [85, 86, 87, 88, 89]
 
 
+@pytest.mark.parametrize("is_dictionary", [False, True], ids=["plain", "dictionary"])
+def test_rows_of_long_texts_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch, is_dictionary: bool) -> None:
+    monkeypatch.setattr("arrowstate.runtime.sources.file_formats._BATCH_BYTES", 100_000)
+    texts = pa.array([str(number % 10) * 10_000 for number in range(60)])
+    rows = pa.table({"n": range(60), "text": texts.dictionary_encode() if is_dictionary else texts})
+    pq.write_table(rows, tmp_path / "x", row_group_size=25, use_dictionary=is_dictionary)
+    source = FileSource(tmp_path, schema=pa.schema({"n": pa.int64(), "text": pa.string()}))
+
+    batch = first_read(source, max_rows=1_000)
+
+    assert 1 <= batch.rows.num_rows <= 10
+    assert [row["n"] for row in all_rows(source)] == list(range(60))
+    assert {row["text"][:2] for row in all_rows(source)} == {str(number) * 2 for number in range(10)}
+
+
 def test_names_with_dots_and_nested_columns_are_read(tmp_path: Path) -> None:
     rows = pa.table({"a.b": [1, 2], "a": [{"b": 3}, {"b": None}], "l": [[1], None], "m": [5, 6]})
     write_parquet(tmp_path / "x", rows)

@@ -9,11 +9,13 @@ from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
 _BATCH_ROWS = 65_536
+_BATCH_BYTES = 64 << 20
 _BLOCK_BYTES = 4 << 20
 """A line of a text is no longer than this."""
 
@@ -101,9 +103,32 @@ class ParquetRows(RowFile):
         # A dot in a name would be a path to the reader.
         names = [field.name for field in schema if field.name in self.schema.names]
         columns = None if any("." in name for name in self.schema.names) else names
-        for rows in self._rows.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
-            fitted = self._fitted(rows, schema)
-            yield self._after(fitted, row)
+        size = sum(metadata.row_group(number).total_byte_size for number in groups)
+        most = _rows_of(size / max(1, metadata.num_rows - self.count))
+        for rows in self._rows.iter_batches(most, row_groups=groups, columns=columns, use_threads=False):
+            for piece in _undictionaried(rows):
+                yield self._after(self._fitted(piece, schema), row)
+
+
+def _rows_of(row_bytes: float) -> int:
+    """Return how many rows of such a size are read at once."""
+    return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1, row_bytes))))
+
+
+def _undictionaried(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield rows in pieces of few bytes, where columns are dictionaries, whose values take more without them."""
+    dictionaries = [column.dictionary for column in rows.columns if pa.types.is_dictionary(column.type)]
+    most = _rows_of(sum(map(_longest, dictionaries)))
+    for first in range(0, rows.num_rows, most):
+        yield rows.slice(first, most)
+
+
+def _longest(values: pa.Array) -> int:
+    """Return the bytes of the longest text of a dictionary; its numbers are no longer than their places."""
+    if _family(values.type) not in ("string", "binary"):
+        return 0
+    longest: int | None = pc.max(pc.binary_length(values)).as_py()
+    return longest or 0
 
 
 class ArrowRows(RowFile):
