@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 import arrowstate
 from arrowstate.errors import InvalidInputError
 from arrowstate.spark import bootstrap, keyed_sink, plan_read, progress, register, stateful, write_stream
+from arrowstate.spark.versions import STREAMING_READS, has
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
 
 
@@ -262,7 +263,7 @@ def run(remote: str, folder: Path) -> None:
     client.unite()
     seen["queries"] = [first.id, second.id]
     seen["progress"] = [[item.batchId, item.observedMetrics["arrowstate"].rows] for item in second.recentProgress]
-    seen["followed"] = client.follow()
+    seen["followed"] = client.follow() if has(STREAMING_READS) else None
     seen["bootstrapped"] = client.bootstrap()
     seen["refused"] = client.refused()
     for uid in ("totals", "counts", "windows", "told_of_folded", "told_of_operated"):

@@ -28,6 +28,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import arrowstate
 from arrowstate.spark import keyed_sink, stateful
+from arrowstate.spark.outputs import arrow_table
 from arrowstate.spark.sink import keyed_sink as sinks
 from arrowstate.spark.sink.task import fold_micro_batch
 from spark_audit import WINDOW_MS
@@ -164,7 +165,7 @@ def audit(
     seen.mkdir(exist_ok=True)
 
     def see(frame: DataFrame, batch_id: int) -> None:
-        rows = frame.toArrow()
+        rows = arrow_table(frame)
         if (seen / f"{batch_id}.arrow").exists():
             before = feather.read_table(seen / f"{batch_id}.arrow")
             if not rows.equals(before):
