@@ -179,6 +179,8 @@ def audit(
         reader.parquet(f"{folder}/in").withWatermark("ts", "0 seconds"),
         key=["k"],
         operator=Audit(Trouble.all(folder, troubles)),
+        # What is emitted is told by its checkpoint.
+        retention=None,
         uid="counter",
         store=f"{folder}/store",
         parallelism=parallelism,
