@@ -154,6 +154,18 @@ def test_duckdb_says_what_kind_of_expression_something_is(text, kind):
     assert chosen["class"] == kind
 
 
+def test_the_number_of_a_parameter_is_a_token_beside_its_sign():
+    assert [token[:] for token in tokens_of("ä >$12, $b")] == [
+        ("ä", 0, 1),
+        (">", 2, 3),
+        ("$", 3, 4),
+        ("12", 4, 6),
+        (",", 6, 7),
+        ("$", 8, 9),
+        ("b", 9, 10),
+    ]
+
+
 def test_duckdb_says_which_arguments_a_function_has_in_either_form():
     function = tree_of("from f('a', expired => $x)")["statements"][0]["node"]["from_table"]["function"]
     earlier = {"children": [{"class": "CONSTANT", "alias": ""}, {"class": "PARAMETER", "alias": "expired"}]}

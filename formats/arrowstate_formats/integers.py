@@ -26,7 +26,7 @@ _BITS_OF_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).
 
 def _bit_counts_by_bytes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     data = np.ascontiguousarray(values)
-    return _BITS_OF_BYTES[data.view(np.uint8)].reshape(*data.shape, -1).sum(axis=-1, dtype=np.uint8)
+    return _BITS_OF_BYTES[data.view(np.uint8)].reshape(*data.shape, data.itemsize).sum(axis=-1, dtype=np.uint8)
 
 
 # numpy 1 has no word for it.

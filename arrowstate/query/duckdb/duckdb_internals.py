@@ -47,8 +47,14 @@ def tokens_of(text: str) -> list[Token]:
         place += len(data[offset:start].decode())
         offset = start
         token = data[start:end].decode().strip()
+        if kind == duckdb.token_type.operator and token[:1] == "$" and token[1:].isdigit():
+            # DuckDB 1.4 has the number of a parameter in one token with its sign.
+            tokens.append(Token("$", place, place + 1))
+            token, shift = token[1:], 1
+        else:
+            shift = 0
         if kind != duckdb.token_type.comment and token:
-            tokens.append(Token(token, place, place + len(token)))
+            tokens.append(Token(token, place + shift, place + shift + len(token)))
     return tokens
 
 
