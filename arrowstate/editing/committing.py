@@ -62,7 +62,7 @@ def commit_edit(
     check(log.latest())
     operators = whole_operators(overlay, entry.operators)
     files = set(ReferenceReader(overlay).files(operators))
-    written = sorted(path for path in files if overlay.own.exists(path))
+    written = sorted(files & overlay.written)
     tag = None
     commit = Commit(storage, written)
     try:
@@ -143,7 +143,7 @@ def _conflict(log: CommitLog, base: CommittedEntry, content: ParentDocument) -> 
 def new_files(overlay: Overlay, entry: LogEntryDocument) -> dict[str, int]:
     """Return the files of a checkpoint that the store does not have, with their sizes in bytes."""
     files = ReferenceReader(overlay).files(whole_operators(overlay, entry.operators))
-    return {path: size for path, size in files.items() if overlay.own.exists(path)}
+    return {path: size for path, size in files.items() if path in overlay.written}
 
 
 def new_inline_bytes(overlay: Overlay, before: LogEntryDocument, entry: LogEntryDocument) -> int:

@@ -738,8 +738,8 @@ class Edit(Generic[S]):
         if entry.operators == self._base.operators and self.properties == self._base.properties:
             return self._base
         entry = msgspec.structs.replace(entry, properties=copy.deepcopy(self.properties))
-        # What no reader takes is refused before anything is written.
-        encode(entry)
+        # What no reader takes is refused before anything is written; the rest of the entry is not the caller's.
+        encode(msgspec.structs.replace(entry, operators=[]))
         return entry
 
     def _commit(self, entry: LogEntryDocument, comment: str | None, *, purged: bool = False) -> LogEntryDocument:

@@ -26,7 +26,10 @@ class Overlay:
         with storage_errors(f"a temporary folder in {folder or tempfile.gettempdir()}"):
             self._folder = tempfile.TemporaryDirectory(prefix="arrowstate-edit-", dir=folder)
         self._base = base
+        self.url = base.url
         self._own = LocalStorage(self.folder / "files", create=True)
+        self.written: set[str] = set()
+        "The paths of the files that were written here."
 
     def close(self) -> None:
         """Delete the temporary folder."""
@@ -36,10 +39,6 @@ class Overlay:
     def folder(self) -> Path:
         """The temporary folder."""
         return Path(self._folder.name)
-
-    @property
-    def url(self) -> str:
-        return self._base.url
 
     @property
     def own(self) -> Storage:
@@ -67,12 +66,15 @@ class Overlay:
         return getattr(self._base, "requests_at_once", 1)
 
     def put_if_absent(self, path: str, data: bytes, commit_id: str) -> Outcome:
-        return self._own.put_if_absent(path, data, commit_id)
+        outcome = self._own.put_if_absent(path, data, commit_id)
+        self.written.add(path)
+        return outcome
 
     @contextmanager
     def write_file(self, path: str) -> Iterator[BinaryIO]:
         with self._own.write_file(path) as file:
             yield file
+        self.written.add(path)
 
     def put_hint(self, path: str, data: bytes) -> None:
         self._own.put_hint(path, data)
@@ -87,11 +89,12 @@ class Overlay:
         return sorted({*self._base.list(prefix), *self._own.list(prefix)})
 
     def exists(self, path: str) -> bool:
-        return self._own.exists(path) or self._base.exists(path)
+        return path in self.written or self._base.exists(path)
 
     def delete(self, path: str) -> None:
         """Delete what was written here; what the store holds stays."""
         self._own.delete(path)
+        self.written.discard(path)
 
     def _place(self, path: str) -> Storage:
-        return self._own if self._own.exists(path) else self._base
+        return self._own if path in self.written else self._base

@@ -124,10 +124,8 @@ def _expression(what: str, text: str, numbered: str, tokens: Sequence[Token]) ->
         raise InvalidInputError(f"{one}: {tree['error_message']}")
     node = tree["statements"][0]["node"]
     chosen = node.get("select_list") or [{}]
-    plain = tree_of("select 1")
-    plain["statements"][0]["node"]["select_list"] = node.get("select_list")
     has_end = any(token.text == ";" for token in tokens)
-    if has_end or len(chosen) != 1 or chosen[0].get("alias") or _without_places(plain) != _without_places(tree):
+    if has_end or len(chosen) != 1 or chosen[0].get("alias") or _beside_list(tree) != _beside_one():
         raise InvalidInputError(f"{one}: leave out what is beside it, such as further columns, names, tables and ';'")
     for part in _nodes(chosen[0], into_queries=False):
         kind, name = part.get("class"), str(part.get("function_name", "")).lower()
@@ -298,14 +296,28 @@ def _from_a_table() -> Tree:
     return tree_of("select * from a")
 
 
+@functools.cache
+def _beside_one() -> Tree:
+    return _beside_list(tree_of("select 1"))
+
+
+def _beside_list(tree: Tree) -> Tree:
+    """Return a tree without the list of its SELECT, and without places."""
+    first, *others = tree["statements"]
+    node = {key: value for key, value in first["node"].items() if key != "select_list"}
+    found: Tree = _without_places({**tree, "statements": [{**first, "node": node}, *others]})
+    return found
+
+
 def _without_places(tree: Any) -> Any:
     """Return a tree without what says where its parts stand in the text, and how its parameters are counted."""
     if isinstance(tree, list):
-        return [_without_places(item) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    kept = {key: value for key, value in tree.items() if not key.startswith(("query_location", "named_param_map"))}
-    return {key: _without_places(value) for key, value in kept.items()}
+        return [_without_places(item) if isinstance(item, (dict, list)) else item for item in tree]
+    return {
+        key: _without_places(value) if isinstance(value, (dict, list)) else value
+        for key, value in tree.items()
+        if not key.startswith(("query_location", "named_param_map"))
+    }
 
 
 def _name_of(node: Tree, evaluate: _Evaluation, tables: Tables) -> str:
@@ -400,14 +412,12 @@ class _Evaluation:
 
 def _nodes(tree: Any, *, into_queries: bool = True) -> Iterator[Tree]:
     """Yield all nodes of a tree, with or without those of the queries inside it."""
-    if isinstance(tree, list):
-        for item in tree:
-            yield from _nodes(item, into_queries=into_queries)
-    elif isinstance(tree, dict):
+    if isinstance(tree, dict):
         yield tree
-        for key, value in tree.items():
-            if into_queries or key != "subquery":
-                yield from _nodes(value, into_queries=into_queries)
+        tree = [value for key, value in tree.items() if into_queries or key != "subquery"]
+    for item in tree:
+        if isinstance(item, (dict, list)):
+            yield from _nodes(item, into_queries=into_queries)
 
 
 def _parameters_of(text: str) -> set[str]:
