@@ -59,7 +59,6 @@ def commit_edit(
         if content_of(newest) != content:
             raise _conflict(log, base, content)
 
-    check(log.latest())
     operators = whole_operators(overlay, entry.operators)
     files = set(ReferenceReader(overlay).files(operators))
     written = sorted(files & overlay.written)
