@@ -31,7 +31,7 @@ from arrowstate.query.expiry import Seen
 from arrowstate.query.kept_reads import Recent
 from arrowstate.query.key_history import KeyHistory
 from arrowstate.query.state import StateReader
-from arrowstate.query.state_table import StateTable, polars_frame
+from arrowstate.query.state_table import StateTable
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, pack, unpack
 from arrowstate_formats.key_groups import KeyGroupRange
@@ -206,9 +206,7 @@ class SnapshotReader:
         >>> snapshot.to_arrow("counter.clicks", columns=["clicks", "_key_group"]).to_pylist()
         [{'clicks': 3, '_key_group': 113}]
         """
-        reader = self._state(state)
-        names = reader.check_columns(columns, expired=expired)
-        return reader.table(names, key_groups, reader.expired_up_to(self._seen(expired=expired)))
+        return self._table(state, key_groups, expired=expired).to_arrow(columns=columns)
 
     def to_polars(
         self,
@@ -225,7 +223,7 @@ class SnapshotReader:
         polars.DataFrame
             The columns of `to_arrow`.
         """
-        return polars_frame(self.to_arrow(state, columns=columns, key_groups=key_groups, expired=expired))
+        return self._table(state, key_groups, expired=expired).to_polars(columns=columns)
 
     def lookup(self, state: str | tuple[str, str], keys: Any, *, expired: bool = False) -> pa.Table:
         """Return the rows of some keys.
@@ -271,7 +269,12 @@ class SnapshotReader:
 
     def __getitem__(self, state: str | tuple[str, str]) -> StateTable:
         """Return one state as a table: of which rows are read, or which is handed to another library."""
-        return StateTable(self, self._state(state), self._scans.append, self._seen(expired=False))
+        return self._table(state)
+
+    def _table(
+        self, state: str | tuple[str, str], key_groups: KeyGroupRange | None = None, *, expired: bool = False
+    ) -> StateTable:
+        return StateTable(self, self._state(state), self._scans.append, self._seen(expired=expired), key_groups)
 
     def sql(
         self,
