@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = ("numba", "llvmlite", "polars", "rich", "prompt_toolkit", "shtab")
 FIRST_USE = """
 import pyarrow as pa
@@ -35,6 +39,23 @@ def run(*command, **options):
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_an_installation_replaces_no_package_of_a_platform_but_what_its_page_says():
+    """The page of platforms says what each ships; 16.4 is the one whose PyArrow is too old."""
+    required = {each.name: each for each in map(Requirement, PROJECT["dependencies"])}
+    page = (ROOT / "docs" / "spark" / "platforms.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| \S+ \| \S+ \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \| \[", page, re.MULTILINE)
+
+    replaced = [
+        (platform, name)
+        for platform, pyarrow, numpy in rows
+        for name, version in (("pyarrow", pyarrow), ("numpy", numpy))
+        if version not in required[name].specifier
+    ]
+
+    assert {platform for platform, *_ in rows} >= {"Databricks 16.4 LTS", "Databricks 17.3 LTS"}
+    assert replaced == [("Databricks 16.4 LTS", "pyarrow")]
 
 
 @pytest.mark.slow
