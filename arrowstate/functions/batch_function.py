@@ -13,10 +13,12 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.functions.checkpointed import CheckpointedFunction
 from arrowstate.functions.runner import Context, Runner, batches_of, key_columns_of
 from arrowstate.functions.side_outputs import BatchSides, OutputTag, fitted, nullable
 from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
 from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.state.kinds.timer_service import TimerService
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.table.key_batch import KeyBatch
@@ -50,8 +52,9 @@ class BatchContext(Context):
         broadcasts: Mapping[str, ReadOnlyBroadcastState],
         now_ms: Callable[[], int],
         sides: BatchSides,
+        operator_states: OperatorStateBackend | None = None,
     ) -> None:
-        super().__init__(backend, broadcasts)
+        super().__init__(backend, broadcasts, operator_states)
         self._sides = sides
         self._now_ms = now_ms
         self._timers: dict[str, TimerService] = {}
@@ -153,7 +156,7 @@ class BatchContext(Context):
         return self._backend.group_keys(self.key_columns(batch))
 
 
-class BatchFunction:
+class BatchFunction(CheckpointedFunction):
     """Processes a batch at a time, with state per key. Derive from it.
 
     Examples
@@ -251,6 +254,8 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
     now_ms
         Returns the processing time in milliseconds since 1970; by default the time of the last
         `advance_processing_time`, 0 before it.
+    operator_states
+        The operator state of the subtask, for `context.operator_state`.
 
     Examples
     --------
@@ -280,12 +285,13 @@ class BatchRunner(Runner[BatchFunction, BatchContext]):
         output: pa.Schema | None = None,
         broadcasts: Mapping[str, ReadOnlyBroadcastState] | None = None,
         now_ms: Callable[[], int] | None = None,
+        operator_states: OperatorStateBackend | None = None,
     ) -> None:
         self._output = None if output is None else nullable(output)
         self._time = 0
         sides = BatchSides(function)
-        context = BatchContext(backend, broadcasts or {}, now_ms or (lambda: self._time), sides)
-        super().__init__(backend, function, context, broadcasts or {}, sides)
+        context = BatchContext(backend, broadcasts or {}, now_ms or (lambda: self._time), sides, operator_states)
+        super().__init__(backend, function, context, broadcasts or {}, sides, operator_states)
 
     def process(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
         """Process the rows of a batch; return what the function emitted.

@@ -18,6 +18,7 @@ from arrowstate.schema.plain import plain_values
 from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import first_null
 from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate_formats.integers import check_integer
@@ -43,6 +44,8 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         The column with the event time of each row: a timestamp, or milliseconds since 1970.
     broadcasts
         Broadcast states by name, for `context.broadcast`.
+    operator_states
+        The operator state of the subtask, for `context.operator_state`.
 
     Examples
     --------
@@ -68,14 +71,15 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         output: pa.DataType | None = None,
         timestamp: str | None = None,
         broadcasts: Mapping[str, ReadOnlyBroadcastState] | None = None,
+        operator_states: OperatorStateBackend | None = None,
     ) -> None:
         self._output = pa.null() if output is None else output
         self._timestamp = timestamp
         self._row_types: dict[tuple[str, ...], Callable[[Any], Any]] = {}
         with_timers = type(function).on_timer is not KeyedProcessFunction.on_timer
         sides = ElementSides(function)
-        context = ProcessContext(backend, with_timers, broadcasts or {}, sides)
-        super().__init__(backend, function, context, broadcasts or {}, sides)
+        context = ProcessContext(backend, with_timers, broadcasts or {}, sides, operator_states)
+        super().__init__(backend, function, context, broadcasts or {}, sides, operator_states)
 
     def process(self, batch: pa.RecordBatch) -> pa.Array:
         """Process the rows of a batch in their order; return what the function emitted.

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.functions.checkpointed import CheckpointedFunction
 from arrowstate.functions.runner import Context
 from arrowstate.functions.side_outputs import ElementSides, OutputTag
 from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
 from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
 from arrowstate.state.per_record.collections import ElementList, ElementMap
 from arrowstate.state.per_record.places import ElementState
@@ -49,8 +51,9 @@ class ProcessContext(Context):
         timers: bool,
         broadcasts: Mapping[str, ReadOnlyBroadcastState],
         sides: ElementSides,
+        operator_states: OperatorStateBackend | None = None,
     ) -> None:
-        super().__init__(backend, broadcasts)
+        super().__init__(backend, broadcasts, operator_states)
         self._sides = sides
         self.row = 0
         "The row of the batch that the element comes from."
@@ -172,7 +175,7 @@ class ProcessContext(Context):
         self._keys, self._timestamps = keys, timestamps
 
 
-class KeyedProcessFunction:
+class KeyedProcessFunction(CheckpointedFunction):
     """Processes one element at a time, with state per key. Derive from it.
 
     Examples

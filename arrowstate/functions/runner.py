@@ -9,17 +9,24 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.functions.checkpointed import OperatorContext
 from arrowstate.functions.side_outputs import OutputTag, Sides
 from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.state.operator_list import ReadOnlyBroadcastState, find_broadcast
-from arrowstate.state.shown import Shown
 
 
-class Context(Shown):
+class Context(OperatorContext):
     """What a function knows besides what it is given."""
 
-    def __init__(self, backend: KeyedStateBackend, broadcasts: Mapping[str, ReadOnlyBroadcastState]) -> None:
+    def __init__(
+        self,
+        backend: KeyedStateBackend,
+        broadcasts: Mapping[str, ReadOnlyBroadcastState],
+        operator_states: OperatorStateBackend | None = None,
+    ) -> None:
+        super().__init__(operator_states, broadcasts.keys())
         self._backend = backend
         self._broadcasts = broadcasts
 
@@ -48,6 +55,8 @@ C = TypeVar("C", bound=Context)
 class _Function(Protocol):
     def open(self, context: Any) -> None: ...
 
+    def snapshot_state(self, checkpoint_id: int, context: Any) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -64,8 +73,10 @@ class Runner(Generic[F, C]):
         context: C,
         broadcasts: Mapping[str, ReadOnlyBroadcastState],
         sides: Sides[Any],
+        operator_states: OperatorStateBackend | None = None,
     ) -> None:
         self._backend = backend
+        self._operator_states = operator_states
         self._sides = sides
         self._function = function
         self._context = context
@@ -120,8 +131,14 @@ class Runner(Generic[F, C]):
         if self._closed:
             raise InvalidInputError(f"{type(self._function).__name__} has been closed; make another runner")
 
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        """Have the function put into its states what a checkpoint is to hold; if it raises, they stay as they were."""
+        with self._transaction():
+            self._function.snapshot_state(checkpoint_id, self._context)
+
     def _transaction(self) -> AbstractContextManager[None]:
-        return self._backend.transaction(*self._broadcasts)
+        states = () if self._operator_states is None else self._operator_states.states
+        return self._backend.transaction(*self._broadcasts, *states)
 
 
 def key_columns_of(key: pa.Schema, batch: pa.RecordBatch) -> Any:

@@ -17,7 +17,7 @@ from arrowstate.runtime.connectors import (
     Token,
 )
 from arrowstate.runtime.core.coordinator import RestartStatus
-from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction
+from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, MapFunction
 from arrowstate.runtime.job import Job
 from arrowstate.runtime.restart import Restart
 from arrowstate.runtime.running import RunningJob
@@ -48,6 +48,7 @@ __all__ = [
     "Job",
     "JobStatus",
     "KeyedCoProcessFunction",
+    "MapFunction",
     "OutputSource",
     "OutputTable",
     "ParquetSink",

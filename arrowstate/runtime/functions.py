@@ -1,4 +1,4 @@
-"""Functions with two inputs, which share their keyed state."""
+"""Functions of jobs alone: with two inputs that share their keyed state, and without keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,61 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.functions.batch_function import BatchContext, BatchFunction, Output
+from arrowstate.functions.checkpointed import CheckpointedFunction, OperatorContext
 from arrowstate.functions.process_function import Collector, KeyedProcessFunction, ProcessContext
+
+
+class MapFunction(CheckpointedFunction):
+    """A function of `map_batches` that is opened and closed, is told of checkpoints, and may have operator state.
+
+    Each subtask has a copy of its own. State needs `map_batches(function, uid=..., schema=...)`: the uid is its name in
+    the store.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> from arrowstate.runtime import Job, MapFunction, OutputTable, TableSource
+    >>> class Pairs(MapFunction):
+    ...     def open(self, context):
+    ...         self.state = context.operator_state(arrowstate.OperatorListStateDescriptor("waiting", pa.int64()))
+    ...         self.waiting = self.state.get()
+    ...
+    ...     def process_batch(self, batch):
+    ...         self.waiting += batch["n"].to_pylist()
+    ...         pairs = len(self.waiting) // 2 * 2
+    ...         emitted, self.waiting = self.waiting[:pairs], self.waiting[pairs:]
+    ...         return pa.record_batch({"n": emitted}, schema=batch.schema)
+    ...
+    ...     def snapshot_state(self, checkpoint_id, context):
+    ...         self.state.update(self.waiting)
+    >>> job = Job("memory://map-function")
+    >>> numbers = job.source(TableSource(pa.table({"n": [1, 2, 3]})), uid="numbers")
+    >>> numbers.map_batches(Pairs(), uid="pairs", schema=numbers.schema).sink(OutputTable("paired"))
+    >>> snapshot = job.run(mode="inline")
+    >>> snapshot.sql("select n from paired.rows order by n").fetchall()
+    [(1,), (2,)]
+    >>> snapshot.sql("select waiting from pairs.waiting").fetchall()
+    [(3,)]
+    """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+    def open(self, context: OperatorContext) -> None:
+        """Called once before the first batch: the place to ask the context for operator state."""
+
+    def process_batch(self, batch: pa.RecordBatch) -> Output:  # noqa: ARG002
+        """Return what becomes of a batch; not called for a batch without rows.
+
+        Returns
+        -------
+        pa.RecordBatch, pa.Table or None
+            Rows with the columns that `map_batches` was told; None for no rows.
+        """
+        raise TypeError(f"{type(self).__name__} has no process_batch(batch); define it")
+
+    def close(self) -> None:
+        """Called once after the last batch."""
 
 
 class CoBatchFunction(BatchFunction):
@@ -81,12 +135,20 @@ class OneOfTwo:
     port: int = 0
 
 
+def _tell_of_checkpoints(told: CheckpointedFunction, function: CheckpointedFunction) -> None:
+    """Have a function hear of checkpoints what another is told."""
+    told.snapshot_state = function.snapshot_state  # type: ignore[method-assign]
+    told.on_checkpoint_complete = function.on_checkpoint_complete  # type: ignore[method-assign]
+    told.on_checkpoint_aborted = function.on_checkpoint_aborted  # type: ignore[method-assign]
+
+
 class _BatchesOfTwo(OneOfTwo, BatchFunction):
     def __init__(self, function: CoBatchFunction) -> None:
         self._function = function
         self.side_outputs = function.side_outputs
         self.open = function.open  # type: ignore[method-assign]
         self.close = function.close  # type: ignore[method-assign]
+        _tell_of_checkpoints(self, function)
         self.on_watermark = function.on_watermark  # type: ignore[method-assign]
         self.on_timers = function.on_timers  # type: ignore[method-assign]
         self.on_processing_time = function.on_processing_time  # type: ignore[method-assign]
@@ -101,6 +163,7 @@ class _ElementsOfTwo(OneOfTwo, KeyedProcessFunction):
     def __init__(self, function: KeyedCoProcessFunction) -> None:
         self._function = function
         self.side_outputs = function.side_outputs
+        _tell_of_checkpoints(self, function)
         self.open = function.open  # type: ignore[method-assign]
         self.close = function.close  # type: ignore[method-assign]
 

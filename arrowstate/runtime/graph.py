@@ -20,6 +20,7 @@ from arrowstate.files.output_tables import OutputTable
 from arrowstate.functions.batch_function import BatchFunction
 from arrowstate.functions.process_function import KeyedProcessFunction
 from arrowstate.runtime.connectors import Source
+from arrowstate.runtime.functions import MapFunction
 from arrowstate.runtime.restart import Restart
 from arrowstate.runtime.sinks.table import OutputTable as Table
 from arrowstate.runtime.watermarks import Watermarks
@@ -55,9 +56,11 @@ class SourceNode(Node):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class MapNode(Node):
-    """Makes rows of rows, without state."""
+    """Makes rows of rows, without keys."""
 
-    function: Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None]
+    function: Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None] | MapFunction
+    uid: str | None = None
+    """The name in the store of the function's operator state; None if it can have none."""
     dead_letters: OutputTable | None = None
     """Where rows go that it raises on; None if they fail the job."""
 
@@ -148,6 +151,11 @@ class Graph:
             node.consumers.append(SideNode(name=table.uid, schema=table.columns, consumers=[sink]))
         self.sinks.append(sink)
 
+    @property
+    def maps(self) -> list[MapNode]:
+        """The functions of `map_batches` that have a name in the store."""
+        return [node for task in self.tasks for node in _maps(task) if node.uid is not None]
+
     def task(self, uid: str) -> TaskNode:
         """Return a task by its uid."""
         return next(task for task in self.tasks if task.uid == uid)
@@ -173,10 +181,14 @@ class Graph:
                 yield f"source {task.uid!r}", task.source
             elif isinstance(task, StatefulNode):
                 yield f"operator {task.uid!r}", task.operator
-            for function in _functions(task):
-                yield f"a function of map_batches after {task.uid!r}", function
+            for node in _maps(task):
+                yield f"a function of map_batches after {task.uid!r}", node.function
         for sink in self.sinks:
             yield f"sink {sink.uid!r}", sink.sink
+
+    def maps_of(self, node: Node) -> Iterator[MapNode]:
+        """Yield the functions of `map_batches` that a task runs behind its own."""
+        yield from _maps(node)
 
     def sinks_of(self, node: Node) -> Iterator[SinkNode]:
         """Yield the sinks that a task writes to."""
@@ -195,13 +207,13 @@ class Graph:
                 yield from self.edges_of(consumer)
 
 
-def _functions(node: Node) -> Iterator[Any]:
-    """Yield the functions without state that follow a node before the next exchange."""
+def _maps(node: Node) -> Iterator[MapNode]:
+    """Yield the functions of `map_batches` that follow a node before the next exchange."""
     for consumer in node.consumers:
         if isinstance(consumer, MapNode):
-            yield consumer.function
+            yield consumer
         if isinstance(consumer, (MapNode, SideNode)):
-            yield from _functions(consumer)
+            yield from _maps(consumer)
 
 
 class Declared(Protocol):

@@ -461,6 +461,7 @@ def _check_store(job: Declared, newest: LogEntryDocument | None, storage: Storag
         **{task.uid: "a source" for task in graph.tasks if isinstance(task, SourceNode)},
         **{task.uid: "an operator with keyed state" for task in graph.tasks if isinstance(task, StatefulNode)},
         **{sink.uid: "an output table" if isinstance(sink.sink, OutputTable) else "a sink" for sink in graph.sinks},
+        **{node.uid: "a function of map_batches" for node in graph.maps if node.uid is not None},
     }
     for operator in operators:
         names = {state.name for state in operator.operator_states}
@@ -473,6 +474,8 @@ def _check_store(job: Declared, newest: LogEntryDocument | None, storage: Storag
             else "a source"
             if "splits" in names
             else "a sink"
+            if names == {"pending"}
+            else "a function of map_batches"
         )
         have = own.get(operator.uid)
         if have is None and not job.allow_non_restored_state and not is_dead_letters(operator):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pyarrow as pa
 
@@ -27,7 +27,7 @@ from arrowstate.runtime.declaring import (
     output_schema,
     row_columns,
 )
-from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction
+from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, MapFunction
 from arrowstate.runtime.graph import (
     Edge,
     Graph,
@@ -79,8 +79,9 @@ class Stream:
 
     def map_batches(
         self,
-        function: Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None],
+        function: Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None] | MapFunction,
         *,
+        uid: str | None = None,
         schema: pa.Schema | None = None,
         on_error: OnError = "fail",
         dead_letters: str | None = None,
@@ -91,7 +92,9 @@ class Stream:
         ----------
         function
             It is called with a batch and returns a batch, which may have more or fewer rows and other columns, or None
-            for no rows. It must keep no state.
+            for no rows. It must keep no state. A `MapFunction` is opened and closed, and may have operator state.
+        uid
+            The name in the store of the operator state of a `MapFunction`, the same at every start.
         schema
             The columns that it returns; by default those that it returns for a batch without rows.
         on_error
@@ -105,10 +108,12 @@ class Stream:
         ------
         InvalidInputError
             If `schema` is not given, and the function fails or returns None for a batch without rows; if `schema` is
-            not a schema; or if the store cannot have the columns of dead letters.
+            not a schema; or if the store cannot have the columns of dead letters. If a `MapFunction` has no `schema`,
+            or a function with a uid is no `MapFunction`, or follows a union.
         """
+        self._check_map(function, uid, schema)
         if schema is None:
-            schema = self._schema_of(function)
+            schema = self._schema_of(cast("Callable[[Any], Any]", function))
         elif not isinstance(schema, pa.Schema):
             raise InvalidInputError(f"schema must be a pyarrow.Schema, got {type(schema).__name__}")
         if on_error == "dead_letter" and dead_letters is None:
@@ -116,16 +121,27 @@ class Stream:
         aside = dead_letters_name("", on_error, dead_letters)
         if aside is not None:
             check_stored(f"the table of dead letters {aside!r}", self.schema)
-            self.graph.take_uids(aside)
+        self.graph.take_uids(*(name for name in (uid, aside) if name is not None))
         made = []
         for task, node in self.branches:
-            following = MapNode(function=function, schema=schema)
+            following = MapNode(function=function, schema=schema, uid=uid)
             node.consumers.append(following)
             made.append((task, following))
         if aside is not None:
             table = dead_letter_table(aside, pa.schema({"task": pa.string()}), self.schema)
             self.graph.set_aside([node for _, node in made], table)
         return Stream(self.graph, made)
+
+    def _check_map(self, function: Any, uid: str | None, schema: Any) -> None:
+        if isinstance(function, MapFunction) and schema is None:
+            raise InvalidInputError(f"{function!r} needs schema=, the columns that it returns")
+        if uid is not None and not isinstance(function, MapFunction):
+            raise InvalidInputError(f"a uid is for a MapFunction, which may have state; {uid!r} is for {function!r}")
+        if uid is not None and len(self.branches) > 1:
+            raise InvalidInputError(
+                f"{uid!r} follows a union, so it would run in several steps and its state would be in each; bring the "
+                "rows into one step before, with rebalance()"
+            )
 
     def union(self, *others: Stream) -> Stream:
         """Return the rows of this stream and of others with the same columns, in no order between them."""

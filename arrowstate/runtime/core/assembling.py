@@ -211,21 +211,8 @@ class Entries:
         made = []
         for task in self.graph.tasks:
             own = by_task[task.uid]
-            states: dict[str, list[StatePart]] = defaultdict(list)
-            for handle in own:
-                for part in handle.parts:
-                    if part.epoch is None:
-                        states[part.name].append(part)
-            documents = [
-                OperatorStateDocument(
-                    name=name,
-                    kind=parts[0].kind,
-                    value_type=parts[0].value_type,
-                    key_type=parts[0].key_type,
-                    parts=[part.part for part in parts],
-                )
-                for name, parts in states.items()
-            ]
+            by_uid = _operator_states(own)
+            documents = by_uid.pop(task.uid, [])
             if isinstance(task, SourceNode):
                 # Those of the slots come first: how many follow stands in a property.
                 documents = [replace(item, parts=[*item.parts, *recorded[task.uid].parts]) for item in documents]
@@ -237,11 +224,11 @@ class Entries:
             if isinstance(task, StatefulNode):
                 made.append(operator_of(task.uid, own, documents))
             elif documents:
-                made.append(
-                    OperatorDocument(
-                        uid=task.uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=documents
-                    )
-                )
+                by_uid = {task.uid: documents, **by_uid}
+            made += [
+                OperatorDocument(uid=uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=states)
+                for uid, states in by_uid.items()
+            ]
         return made
 
     def _recorded(self, finished: Mapping[str, Sequence[SplitState]], paths: list[str]) -> dict[str, Recorded]:
@@ -320,6 +307,26 @@ class Entries:
         structs = read_part(self.storage, document, 0).column(0)
         kind = type_from_json(kept.value_type)
         return pa.RecordBatch.from_arrays(structs.flatten(), schema=pa.schema(list(kind)))
+
+
+def _operator_states(handles: Sequence[TaskHandle]) -> dict[str, list[OperatorStateDocument]]:
+    """Return by uid the operator states that the subtasks of a task have written: its own, and those of its maps."""
+    states: dict[tuple[str, str], list[StatePart]] = defaultdict(list)
+    for handle in handles:
+        for part in handle.parts:
+            if part.epoch is None:
+                states[part.uid, part.name].append(part)
+    found: dict[str, list[OperatorStateDocument]] = {}
+    for (uid, name), parts in states.items():
+        document = OperatorStateDocument(
+            name=name,
+            kind=parts[0].kind,
+            value_type=parts[0].value_type,
+            key_type=parts[0].key_type,
+            parts=[part.part for part in parts],
+        )
+        found.setdefault(uid, []).append(document)
+    return found
 
 
 def stored_table(node: SinkNode) -> StoredTable:

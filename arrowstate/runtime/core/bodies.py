@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -18,9 +18,11 @@ from arrowstate.functions.setting_aside import process_apart
 from arrowstate.functions.windows.function import WindowFunction
 from arrowstate.runtime.core.chain import Chain
 from arrowstate.runtime.core.explaining import explained
+from arrowstate.runtime.core.mapping import closed_if_not_opened
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, OneOfTwo
 from arrowstate.runtime.graph import StatefulNode
 from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.state.operator_list import BroadcastState
 
 Given = tuple[pa.Table | pa.Array, list[tuple[str, pa.Table]]]
@@ -94,18 +96,6 @@ def _named(uid: str, rows: pa.Table) -> Iterator[None]:
         raise UserFunctionError(uid, f"{type(error).__name__}: {error}", place, "", "step") from error
 
 
-@contextmanager
-def _closed_if_not_opened(function: Any) -> Iterator[None]:
-    """Let go of what an `open` has made that raised."""
-    try:
-        yield
-    except BaseException:
-        # Why it could not be opened says more.
-        with suppress(Exception):
-            function.close()
-        raise
-
-
 class FunctionBody:
     """Runs a function with keyed state, of records or of batches."""
 
@@ -114,10 +104,13 @@ class FunctionBody:
         node: StatefulNode,
         backend: KeyedStateBackend,
         broadcasts: Mapping[str, BroadcastState],
+        operator_states: OperatorStateBackend,
         chain: Chain,
         now_ms: Callable[[], int],
     ) -> None:
         self._node = node
+        self.uid: str | None = node.uid
+        self.operator_states: OperatorStateBackend | None = operator_states
         self._backend = backend
         self.broadcasts = broadcasts
         self._chain = chain
@@ -128,18 +121,31 @@ class FunctionBody:
         self._two: OneOfTwo | None = None
         if isinstance(operator, (CoBatchFunction, KeyedCoProcessFunction)):
             operator = self._two = operator.one_of_two()
+        self._operator = operator
         self._windows = operator if isinstance(operator, WindowFunction) and operator.late is None else None
         self._tags = operator.side_outputs
         self._runner: BatchRunner | KeyedProcessRunner
-        with explained(node.uid, "open"), _closed_if_not_opened(operator):
+        with explained(node.uid, "open"), closed_if_not_opened(operator):
             if isinstance(operator, BatchFunction):
                 output = node.schema if node.schema.names else None
-                self._runner = BatchRunner(backend, operator, output=output, broadcasts=shown, now_ms=now_ms)
+                self._runner = BatchRunner(
+                    backend,
+                    operator,
+                    output=output,
+                    broadcasts=shown,
+                    now_ms=now_ms,
+                    operator_states=operator_states,
+                )
             else:
                 fields = list(node.schema)
                 kind = None if not fields else pa.struct(fields) if len(fields) > 1 else fields[0].type
                 self._runner = KeyedProcessRunner(
-                    backend, operator, output=kind, timestamp=node.timestamp, broadcasts=shown
+                    backend,
+                    operator,
+                    output=kind,
+                    timestamp=node.timestamp,
+                    broadcasts=shown,
+                    operator_states=operator_states,
                 )
         self._names = node.key.names
         self._dead = None if node.dead_letters is None else DeadLetters(node.dead_letters, chain.next_checkpoint)
@@ -195,6 +201,18 @@ class FunctionBody:
 
     def next_timer_ms(self) -> int | None:
         return self._runner.next_processing_time()
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        with explained(self._node.uid, "snapshot_state"):
+            self._runner.snapshot_state(checkpoint_id)
+
+    def completed(self, checkpoint_id: int) -> None:
+        with explained(self._node.uid, "on_checkpoint_complete"):
+            self._operator.on_checkpoint_complete(checkpoint_id)
+
+    def aborted(self, checkpoint_id: int) -> None:
+        with explained(self._node.uid, "on_checkpoint_aborted"):
+            self._operator.on_checkpoint_aborted(checkpoint_id)
 
     def freeze(self) -> FrozenSubtask | None:
         return self._backend.freeze()

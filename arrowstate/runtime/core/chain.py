@@ -14,7 +14,9 @@ from arrowstate.functions.setting_aside import reason_of
 from arrowstate.runtime.core.elements import Barrier, Element, bytes_of
 from arrowstate.runtime.core.exchange import FRAME_ROWS, Exchange
 from arrowstate.runtime.core.explaining import explained
+from arrowstate.runtime.core.mapping import MapBody
 from arrowstate.runtime.core.sinking import SinkTask
+from arrowstate.runtime.functions import MapFunction
 from arrowstate.runtime.graph import Edge, Graph, MapNode, Node, SideNode, SinkNode
 
 
@@ -28,6 +30,7 @@ class Chain:
         uid: str,
         exchanges: Mapping[int, Exchange],
         made: Callable[[SinkNode], SinkTask],
+        made_map: Callable[[MapNode], MapBody],
         next_checkpoint: int = 1,
     ) -> None:
         self._node = node
@@ -40,6 +43,8 @@ class Chain:
         self.dead_rows = 0
         "Rows that were set aside since the attempt began."
         self.sinks = {sink.uid: made(sink) for sink in dict.fromkeys(graph.sinks_of(node))}
+        self.maps = {id(each): made_map(each) for each in graph.maps_of(node) if isinstance(each.function, MapFunction)}
+        "Functions that are opened and closed, by the node of each."
 
     @property
     def has_room(self) -> bool:
@@ -118,7 +123,8 @@ class Chain:
         return made
 
     def _made(self, node: MapNode, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        made = node.function(batch)
+        body = self.maps.get(id(node))
+        made = node.function(batch) if body is None else body.process(batch)  # type: ignore[operator]
         batches = [] if made is None else [item for item in batches_of(made) if item.num_rows]
         for item in batches:
             if item.schema.names != node.schema.names or item.schema.types != node.schema.types:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 from arrowstate.files.subtasks import whole_state
@@ -12,14 +13,16 @@ from arrowstate.runtime.core.barriers import AlignedBarriers, TrackedBarriers
 from arrowstate.runtime.core.bodies import Body, FunctionBody, RelayBody
 from arrowstate.runtime.core.chain import Chain
 from arrowstate.runtime.core.exchange import Exchange
+from arrowstate.runtime.core.mapping import MapBody
 from arrowstate.runtime.core.messages import Deploy, Ended
 from arrowstate.runtime.core.reading import SourceSplits
 from arrowstate.runtime.core.sinking import DirectTask, KeptRows, PreparedTask, SinkTask
 from arrowstate.runtime.core.task import OperatorTask, SourceTask, TaskHooks
-from arrowstate.runtime.graph import Graph, RelayNode, SinkNode, SourceNode, StatefulNode
+from arrowstate.runtime.graph import Graph, MapNode, RelayNode, SinkNode, SourceNode, StatefulNode
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.state.backend.broadcast import restored_broadcast
 from arrowstate.state.backend.keyed import KeyedStateBackend
+from arrowstate.state.backend.operator import OperatorStateBackend, restore_operator_backend
 from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.state.operator_list import BroadcastState
 from arrowstate.storage.base import Storage
@@ -50,6 +53,7 @@ def deploy(attempt: Attempt, message: Deploy, graph: Graph, setting: Setting, st
             node.uid,
             attempt.exchanges,
             lambda sink: _sink(attempt, sink, setting, storage),
+            lambda made, uid=node.uid: _map(attempt, made, uid, base, setting, storage),  # type: ignore[misc]
             following,
         )
         if isinstance(node, SourceNode):
@@ -83,7 +87,8 @@ def _operator(
         attempt.snapshots.backends.append(backend)
         watermark = backend.watermark
         broadcasts = _broadcasts(attempt.subtask, node, stored, storage)
-        body = FunctionBody(node, backend, broadcasts, chain, attempt.outside.now_ms)
+        states = _operator_states(attempt, node.uid, base, setting, storage, without=broadcasts)
+        body = FunctionBody(node, backend, broadcasts, states, chain, attempt.outside.now_ms)
         attempt.closes.append((node.uid, body.close))
     else:
         body = RelayBody(chain)
@@ -144,6 +149,37 @@ def _broadcasts(
             # All subtasks had the same.
             made[descriptor.name] = restored_broadcast(storage, whole, min(subtask, len(whole.parts) - 1))
     return made
+
+
+def _operator_states(
+    attempt: Attempt,
+    uid: str,
+    base: LogEntryDocument | None,
+    setting: Setting,
+    storage: Storage,
+    *,
+    without: Collection[str] = (),
+) -> OperatorStateBackend:
+    """Return the operator state of a function in this subtask, restored or new."""
+    if base is None or all(operator.uid != uid for operator in base.operators):
+        return OperatorStateBackend()
+    return restore_operator_backend(
+        storage, base, uid, parallelism=setting.parallelism, subtask=attempt.subtask, without=without
+    )
+
+
+def _map(
+    attempt: Attempt,
+    node: MapNode,
+    task: str,
+    base: LogEntryDocument | None,
+    setting: Setting,
+    storage: Storage,
+) -> MapBody:
+    states = None if node.uid is None else _operator_states(attempt, node.uid, base, setting, storage)
+    body = MapBody(node, task, states)
+    attempt.closes.append((node.uid or task, body.close))
+    return body
 
 
 def _sink(attempt: Attempt, node: SinkNode, setting: Setting, storage: Storage) -> SinkTask:

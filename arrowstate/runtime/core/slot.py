@@ -210,11 +210,15 @@ class Slot:
                 for task in attempt.tasks:
                     for sink in task.chain.sinks.values():
                         sink.completed(checkpoint_id)
+                    for function in task.checkpointed:
+                        function.completed(checkpoint_id)
             case AbortCheckpoint(_, checkpoint_id, gone):
                 attempt.snapshots.abort(checkpoint_id, gone)
                 for task in attempt.tasks:
                     if isinstance(task, OperatorTask):
                         task.aborted(checkpoint_id)
+                    for function in task.checkpointed:
+                        function.aborted(checkpoint_id)
             case AssignSplits(_, uid, splits, no_more):
                 sources[uid].splits.add(splits, self._outside.now_ms())
                 sources[uid].splits.no_more = no_more

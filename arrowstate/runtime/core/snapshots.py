@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 from msgspec.structs import replace
 
-from arrowstate.files.operator import write_part
+from arrowstate.errors import UserFunctionError
+from arrowstate.files.operator import FrozenOperatorState, write_part
 from arrowstate.files.reading import store_key
 from arrowstate.files.references import run_files
 from arrowstate.files.streams import CheckpointStreamFactory
@@ -22,7 +23,7 @@ from arrowstate.runtime.core.messages import Acknowledged, Declined, FromSlot, S
 from arrowstate.runtime.core.reading import SourceSplits
 from arrowstate.runtime.core.sinking import WriteParts
 from arrowstate.runtime.core.task import OperatorTask, SourceTask, Task
-from arrowstate.schema.operator_state import BroadcastStateDescriptor
+from arrowstate.schema.operator_state import BroadcastStateDescriptor, OperatorListStateDescriptor
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_to_json
@@ -55,7 +56,8 @@ class SnapshotWork:
     alignment_us: int
     sync_us: int = 0
     keyed: FrozenSubtask | None = None
-    broadcasts: tuple[tuple[BroadcastStateDescriptor, pa.RecordBatch], ...] = ()
+    states: list[tuple[str, FrozenOperatorState]] = field(default_factory=list)
+    "Operator states, each with the uid under which the store has it."
     splits: SourceSplits | None = None
     split_states: tuple[SplitState, ...] = ()
     split_rows: pa.Array | None = None
@@ -78,10 +80,14 @@ class SnapshotWork:
         """Freeze a task, between two of its steps."""
         began = time.perf_counter_ns()
         work = cls(task.uid, task.subtask, storage, store_id, format, new_id, previous, cancelled, alignment_us)
+        for function in task.checkpointed:
+            function.snapshot_state(checkpoint_id)
+            if function.uid is not None and function.operator_states is not None:
+                work.states += [(function.uid, frozen) for frozen in function.operator_states.freeze()]
         if isinstance(task, OperatorTask):
             work.keyed = task.body.freeze()
-            states = task.body.broadcasts.values()
-            work.broadcasts = tuple((state.descriptor, state.freeze()) for state in states)
+            broadcasts = task.body.broadcasts.values()
+            work.states += [(task.uid, FrozenOperatorState(each.descriptor, each.freeze())) for each in broadcasts]
         elif isinstance(task, SourceTask):
             work.splits = task.splits
             work.split_states = tuple(task.splits.states)
@@ -134,39 +140,26 @@ class SnapshotWork:
 
     def _operator_parts(self, paths: list[str]) -> list[StatePart]:
         """Write the operator states: what is the whole of a state in this subtask."""
-        known = {
-            (part.name, part.part.bytes, part.part.xxh3_128): part.part
-            for part in (() if self.previous is None else self.previous.parts)
-            if part.epoch is None
-        }
-        made = []
-        if self.split_rows is not None:
-            schema = pa.schema([pa.field("splits", self.split_rows.type, nullable=False)])
-            batch = pa.RecordBatch.from_arrays([self.split_rows], schema=schema)
-            made.append(self._part("splits", "list", self.split_rows.type, None, batch, known, paths))
-        for descriptor, batch in self.broadcasts:
-            made.append(
-                self._part(descriptor.name, descriptor.kind, descriptor.type, descriptor.key_type, batch, known, paths)
-            )
-        return made
-
-    def _part(
-        self,
-        name: str,
-        kind: Literal["list", "union", "broadcast"],
-        type: pa.DataType,
-        key_type: pa.DataType | None,
-        batch: pa.RecordBatch,
-        known: Mapping[tuple[str, int, str], OperatorPartDocument],
-        paths: list[str],
-    ) -> StatePart:
+        known: dict[tuple[str, str], dict[tuple[int, str], OperatorPartDocument]] = defaultdict(dict)
+        for before in () if self.previous is None else self.previous.parts:
+            if before.epoch is None:
+                known[before.uid, before.name][before.part.bytes, before.part.xxh3_128] = before.part
         streams = CheckpointStreamFactory(
             self.storage, inline_bytes=INLINE_BYTES, new_id=self.new_id, cancelled=self.cancelled, paths=paths
         )
-        same = {(size, digest): part for (of, size, digest), part in known.items() if of == name}
-        part = write_part(streams, f"data/{self.task}/{name}", batch, same)
-        key = None if key_type is None else type_to_json(key_type)
-        return StatePart(self.task, name, kind, type_to_json(type), part, key_type=key)
+        states = self.states
+        if self.split_rows is not None:
+            schema = pa.schema([pa.field("splits", self.split_rows.type, nullable=False)])
+            splits = pa.RecordBatch.from_arrays([self.split_rows], schema=schema)
+            descriptor = OperatorListStateDescriptor("splits", self.split_rows.type)
+            states = [(self.task, FrozenOperatorState(descriptor, splits)), *states]
+        made = []
+        for uid, frozen in states:
+            of = frozen.descriptor
+            part = write_part(streams, f"data/{uid}/{of.name}", frozen.batch, known[uid, of.name])
+            key = type_to_json(of.key_type) if isinstance(of, BroadcastStateDescriptor) else None
+            made.append(StatePart(uid, of.name, of.kind, type_to_json(of.type), part, key_type=key))
+        return made
 
     def _statistics(
         self, keyed: WrittenSubtask | None, parts: list[StatePart], files: int, async_us: int
@@ -234,7 +227,16 @@ class SlotSnapshots:
         """Freeze a task, and have it written."""
         if checkpoint_id in self._aborted:
             return
-        work = SnapshotWork.of(
+        try:
+            work = self._frozen(task, checkpoint_id, alignment_us)
+        except UserFunctionError as error:
+            # Of its `snapshot_state`: the state is as it was, and the job may go on.
+            self._outside.tell(Declined(self._attempt, checkpoint_id, task.uid, self._subtask, str(error)))
+            return
+        self._outside.submit(work.write, partial(self._wrote, task.uid, checkpoint_id))
+
+    def _frozen(self, task: Task, checkpoint_id: int, alignment_us: int) -> SnapshotWork:
+        return SnapshotWork.of(
             task,
             checkpoint_id,
             self._storage,
@@ -245,7 +247,6 @@ class SlotSnapshots:
             cancelled=lambda: checkpoint_id in self._aborted or self._is_over(),
             alignment_us=alignment_us,
         )
-        self._outside.submit(work.write, partial(self._wrote, task.uid, checkpoint_id))
 
     def completed(self, checkpoint_id: int) -> None:
         """Take note that a checkpoint is committed: the next one builds on it."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 
 from arrowstate.runtime.core.barriers import BarrierHandler, Decision, Snapshot
-from arrowstate.runtime.core.bodies import Body
+from arrowstate.runtime.core.bodies import Body, FunctionBody
 from arrowstate.runtime.core.chain import Chain
 from arrowstate.runtime.core.elements import (
     Barrier,
@@ -25,6 +25,7 @@ from arrowstate.runtime.core.elements import (
     Watermark,
 )
 from arrowstate.runtime.core.exchange import FRAME_ROWS
+from arrowstate.runtime.core.mapping import Checkpointed
 from arrowstate.runtime.core.messages import TakenFigures
 from arrowstate.runtime.core.reading import MAX_WATERMARK, SourceSplits
 from arrowstate.runtime.core.valve import WatermarkValve
@@ -79,6 +80,11 @@ class Task(ABC):
         "With something to do and no room downstream for what it gives out, as far as it was looked at."
         self.idle_us = 0
         "With nothing to do, as far as it was looked at."
+
+    @property
+    def checkpointed(self) -> list[Checkpointed]:
+        """The functions that are told of checkpoints."""
+        return list(self.chain.maps.values())
 
     @property
     def bytes_in(self) -> int:
@@ -168,6 +174,11 @@ class OperatorTask(Task):
         self._next = 0
         self._was_idle = False
         self._first_barrier_us: int | None = None
+
+    @property
+    def checkpointed(self) -> list[Checkpointed]:
+        own = [self.body] if isinstance(self.body, FunctionBody) else []
+        return [*own, *super().checkpointed]
 
     @property
     def bytes_in(self) -> int:

@@ -271,7 +271,10 @@ class InlineDriver:
     def close(self) -> None:
         while self.inline.work:
             self.inline.step()
-        for slot, told in zip(self.inline.slots, self.inline.told, strict=True):
+        for slot, heard, told in zip(self.inline.slots, self.inline.to_slots, self.inline.told, strict=True):
+            # Of the last checkpoint a slot hears.
+            while heard:
+                slot.hear(heard.popleft())
             slot.close()
             while told:
                 _next_of(told)

@@ -71,9 +71,11 @@ class Mailbox:
         self._mail.put(mail)
 
     def close(self) -> None:
-        """End after the step that runs now."""
+        """End after the step that runs now, and after what has come before: of the last checkpoint a slot hears."""
+        self._mail.put(self._end)
+
+    def _end(self, _: Slot) -> None:
         self._closed = True
-        self._mail.put(lambda _: None)
 
     # What the slot asks for.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import overload
 
 import pyarrow as pa
@@ -47,7 +47,7 @@ class OperatorStateBackend(Shown):
     [1]
     """
 
-    _plumbing = frozenset({"existing", "hold", "restored_bytes", "take_up", "was_stored"})
+    _plumbing = frozenset({"existing", "hold", "restored_bytes", "states", "take_up", "was_stored"})
 
     def __init__(self) -> None:
         self._states: dict[str, OperatorListState | BroadcastState] = {}
@@ -118,6 +118,11 @@ class OperatorStateBackend(Shown):
         self._states[descriptor.name] = state
         return state
 
+    @property
+    def states(self) -> tuple[OperatorListState | BroadcastState, ...]:
+        """The states it holds."""
+        return tuple(self._states.values())
+
     def take_up(self, descriptor: OperatorStateDescriptor, parts: Iterable[pa.RecordBatch]) -> None:
         """Hold a restored state until an operator asks for it; untouched, it is part of the next checkpoint."""
         state = self._add(descriptor)
@@ -169,18 +174,25 @@ def split_pieces(totals: Sequence[int], parallelism: int, subtask: int) -> list[
 
 
 def restore_operator_backend(
-    storage: Storage, entry: LogEntryDocument, uid: str, *, parallelism: int = 1, subtask: int = 0
+    storage: Storage,
+    entry: LogEntryDocument,
+    uid: str,
+    *,
+    parallelism: int = 1,
+    subtask: int = 0,
+    without: Collection[str] = (),
 ) -> OperatorStateBackend:
-    """Return the operator state of one subtask of a checkpoint, at any parallelism."""
+    """Return the operator state of one subtask of a checkpoint, at any parallelism; `without` states of these names."""
     parallelism = check_integer("parallelism", parallelism, 1, MAX_PARALLELISM)
     subtask = check_integer("subtask", subtask, 0, parallelism - 1)
     operator = whole_operator(storage, find_operator(entry, uid))
     backend = OperatorStateBackend()
     backend.was_stored = True
-    lists = [state for state in operator.operator_states if state.kind == "list"]
+    states = [state for state in operator.operator_states if state.name not in without]
+    lists = [state for state in states if state.kind == "list"]
     totals = [sum(part.rows for part in state.parts) for state in lists]
     pieces = dict(zip((state.name for state in lists), split_pieces(totals, parallelism, subtask), strict=True))
-    for document in operator.operator_states:
+    for document in states:
         if document.kind == "broadcast":
             number = subtask % len(document.parts)
             backend.restored_bytes += document.parts[number].bytes
