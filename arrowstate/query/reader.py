@@ -550,7 +550,7 @@ class SnapshotReader:
 
         Returns
         -------
-        list of SqlName
+        list[SqlName]
             The names of the states, without that of the database.
         """
         told = self._scans.append if on_scan is None else on_scan

@@ -91,7 +91,7 @@ def values_of_partitions(count: int) -> list[int]:
     Examples
     --------
     >>> values_of_partitions(4)
-    [2, 9, 8, 0]
+    [12, 6, 2, 0]
     """
     found = np.full(count, -1, dtype=np.int64)
     start, step = 0, max(1 << 10, 4 * count)

@@ -85,7 +85,7 @@ class TestOfASink:
 
         expected = edited(sink.store)
         with pytest.raises(FencedError):
-            sink.commit(work)
+            sink.commit(1, work)
         assert sink.stored() == expected
         sink.but(run_id="run-2").run(1, rows[1])
 
@@ -140,7 +140,7 @@ class TestOfASink:
         arrowstate.open_store(sink.store).rollback("before-edit-2")
         for run in (sink, alive):
             with pytest.raises(FencedError):
-                run.commit(work) if run is alive else run.run(1, rows[1])
+                run.commit(1, work) if run is alive else run.run(1, rows[1])
         assert sink.stored() == before
         sink.but(run_id="run-3").run(1, rows[1])
 

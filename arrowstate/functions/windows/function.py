@@ -104,9 +104,11 @@ class WindowFunction(BatchFunction):
         assert self._operator is not None, "open was called"
         return self._operator.advance_watermark(watermark)
 
-    def on_processing_time(self, now_ms: int, context: BatchContext) -> pa.RecordBatch:  # noqa: ARG002
+    def on_processing_time(self, now_ms: int, context: BatchContext) -> pa.RecordBatch | None:  # noqa: ARG002
         """Emit the windows by processing time that end up to it."""
         assert self._operator is not None, "open was called"
+        if clock_of(self.windows) != "processing_time":
+            return None
         return self._operator.advance_processing_time(now_ms)
 
     def next_processing_time(self) -> int | None:

@@ -1,5 +1,7 @@
 """Windows by processing time against a naive oracle: by what time it was, each row is in its windows once."""
 
+import uuid
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -28,7 +30,7 @@ class Clock:
     def __init__(self, windows, descriptor=LIST, **options):
         self.make = lambda: WindowFunction(windows, descriptor, **options)
         self.backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=128)
-        self.store = arrowstate.open_store("memory://clock", create=True)
+        self.store = arrowstate.open_store(f"memory://{uuid.uuid4().hex}", create=True)
         self.now = 0
         self.runner = arrowstate.BatchRunner(self.backend, self.make(), now_ms=lambda: self.now)
         self.tick(0)

@@ -39,6 +39,10 @@ PER_RECORD = {
     "map": {"clear", "contains", "current_namespace", "get", "is_empty", "items", "keys", "put", "put_all", "remove"}
     | {"values"},
 }
+RUNNER = {
+    *("advance_processing_time", "advance_watermark", "close", "next_processing_time", "process", "side_output"),
+    "snapshot_state",
+}
 TIMERS = {
     "delete_event_time_timer",
     "delete_processing_time_timer",
@@ -82,10 +86,22 @@ def test_what_a_process_function_holds_shows_the_verbs_of_users(kind):
     function = Function()
 
     with arrowstate.KeyedProcessRunner(backend_of(), function) as runner:
-        assert shown(runner) == {"advance_processing_time", "advance_watermark", "close", "process", "side_output"}
+        assert shown(runner) == RUNNER
 
     context, timers, state = function.seen
-    assert context == {"broadcast", "current_key", "output", "state", "timers", "timestamp", "watermark"}
+    assert context == {
+        *(
+            "broadcast",
+            "current_key",
+            "is_restored",
+            "operator_state",
+            "output",
+            "state",
+            "timers",
+            "timestamp",
+            "watermark",
+        )
+    }
     assert timers == TIMERS
     assert state == PER_RECORD[kind]
 
@@ -98,11 +114,11 @@ def test_what_a_batch_function_holds_shows_the_verbs_of_users():
     function = Function()
 
     with arrowstate.BatchRunner(backend_of(), function) as runner:
-        assert shown(runner) == {"advance_processing_time", "advance_watermark", "close", "process", "side_output"}
+        assert shown(runner) == RUNNER
 
     assert function.seen == {
         *("backend", "broadcast", "clock", "group_keys", "key", "key_columns", "processing_time", "state", "timers"),
-        *("output", "timers_name", "watermark"),
+        *("is_restored", "operator_state", "output", "timers_name", "watermark"),
     }
 
 
