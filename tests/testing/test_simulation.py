@@ -66,15 +66,17 @@ def test_seeds_that_found_a_mistake_once_find_none_any_more(seed):
     assert simulate(seed).violation is None
 
 
-# Of seed 126 the checkpoint before cannot be read any more.
-@pytest.mark.parametrize("seed", [0, 126])
+# Of seed 126 the checkpoint before cannot be read any more, of 178 the files of the one in doubt are spared.
+@pytest.mark.parametrize("seed", [0, 126, 178])
 def test_commits_of_those_who_do_not_go_on_are_taken_back_where_they_are_in_doubt(seed, monkeypatch):
     """Many who commit once, beside collections that give them no time."""
     draw, takes_back, taken = Profile.draw, Oracle._takes_back, []
 
     def crowded(random):
         cast = ("writer", *["loader"] * 3, "compactor", *["collector"] * 3)
-        return dataclasses.replace(draw(random), cast=cast, grace_ms=0, zombie_rate=0.5, restart=True)
+        drawn = draw(random)
+        rates = {fault: rate for fault, rate in drawn.rates.items() if fault is not Fault.STALE}
+        return dataclasses.replace(drawn, cast=cast, grace_ms=0, rates=rates, zombie_rate=0.5, restart=True)
 
     monkeypatch.setattr(Profile, "draw", crowded)
     monkeypatch.setattr(Oracle, "_takes_back", lambda *of: taken.append(takes_back(*of)) or taken[-1])

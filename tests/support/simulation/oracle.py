@@ -44,6 +44,8 @@ class Commit:
     "Whether it was restored in full; the same bytes restore to the same state."
     found: int = 0
     "The version of the log at which it was last found by its id."
+    doubted: bool = False
+    "Whether it lacked a file, or one was going, while it was the newest; it may have been spared since."
 
 
 @dataclass(slots=True)
@@ -172,6 +174,8 @@ class Oracle:
             self._lease_numbers[path] = json.loads(data)["entry"]["number"]
         if is_new and path.startswith("log/"):
             self._appended(path, data, digest)
+        if is_new and path.startswith(("log/", "gc/")):
+            self._doubt_newest()
 
     def deleted(self, path: str) -> None:
         """Account for a file that went."""
@@ -181,6 +185,8 @@ class Oracle:
         if path.startswith("leases/") and self._is_lost(path):
             self._lost_leases.add(path)
         self.deletions += 1
+        if self.chain and path in self.chain[-1].files:
+            self._doubt_newest()
         if path in self.live():
             self.violated(f"{path} was deleted, which a live root refers to")
         self.check_acknowledged()
@@ -249,14 +255,14 @@ class Oracle:
         if len(before) < 2 or before[1] is not self.chain[-1] or before[1].kind != kind or before[1].acknowledged:
             return False
         held, doubtful = before
-        # A list of subtasks may be in the entry or in a file, and the entry is another one.
-        same = held.token == token and held.files - {path_of(held.number)} == files - {path}
-        return same and (not self.whole(doubtful) or not self._condemned().isdisjoint(doubtful.files))
+        return doubtful.doubted and held.token == token and held.files - {path_of(held.number)} == files - {path}
 
-    def _condemned(self) -> set[str]:
-        """Return what a collection may be deleting."""
-        paths = [path for path in self.written if path.startswith("gc/condemned-")]
-        return {path for name in paths for path in json.loads(self.storage.read(name))["condemned"]}
+    def _doubt_newest(self) -> None:
+        """Note whether the newest entry lacks a file, or a collection may be deleting one."""
+        if self.chain and not self.chain[-1].doubted:
+            documents = [path for path in self.written if path.startswith("gc/condemned-")]
+            going = {path for name in documents for path in json.loads(self.storage.read(name))["condemned"]}
+            self.chain[-1].doubted = not self.whole(self.chain[-1]) or not going.isdisjoint(self.chain[-1].files)
 
     def taken_back(self, made: list[str], actor: str) -> None:
         """Check what a commit leaves that was not to be there: nothing, or the checkpoint before it once more."""
