@@ -10,9 +10,10 @@ import os
 import re
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -43,6 +44,10 @@ SNAPSHOTS = "arrowstate.snapshots"
 """The table of what was found."""
 _ASKS_FOR_NAMES = re.compile(r"^\s*(show|desc|describe)\b|information_schema|duckdb_", re.IGNORECASE)
 """Says that a query may be about the names that there are."""
+_DATABASES_OF_DUCKDB = frozenset(
+    {"arrowstate", "information_schema", "main", "memory", "pg_catalog", "system", "temp"}
+)
+"""Databases and schemas that a connection has already; `arrowstate` holds the table of what was found."""
 _MISSING_CATALOG = re.compile(r'Catalog "(.+?)" does not exist')
 _SNAPSHOTS = pa.schema(
     [pa.field("name", pa.string(), False), pa.field("kind", pa.string(), False), pa.field("url", pa.string(), False)]
@@ -152,7 +157,8 @@ class FoundSnapshot:
     """A store or a snapshot of Flink that was found."""
 
     name: str
-    "Its path below the folder that was searched."
+    """Its path below the folder that was searched. DuckDB has names of its own, such as `main`, and does not tell
+    `Clicks` from `clicks`; a number is added to a path that would be one of those: `main_2`."""
     kind: Literal["store", "flink"]
     "`store` for stores and savepoints of arrowstate."
     url: str
@@ -192,7 +198,20 @@ def discover(
     [('clicks', 'store'), ('payments', 'store')]
     """
     storage = open_storage(url, storage_options=storage_options)
-    return StateCatalog(storage.url, tuple(_found_in(storage, depth)), storage_options)
+    return StateCatalog(storage.url, tuple(_named_apart(_found_in(storage, depth))), storage_options)
+
+
+def _named_apart(found: Iterable[FoundSnapshot]) -> Iterator[FoundSnapshot]:
+    """Add numbers to names that DuckDB could not tell apart."""
+    taken = set(_DATABASES_OF_DUCKDB)
+    for each in found:
+        name = each.name
+        for number in count(2):
+            if name.lower() not in taken:
+                break
+            name = f"{each.name}_{number}"
+        taken.add(name.lower())
+        yield replace(each, name=name)
 
 
 def _found_in(storage: Storage, depth: int) -> Iterator[FoundSnapshot]:
@@ -258,8 +277,8 @@ class StateCatalog:
     ) -> duckdb.DuckDBPyRelation:
         """Run a query with DuckDB over the newest checkpoints of all that was found.
 
-        A state is `"<name>".<operator>.<state>`. The name of a store or snapshot is its path below the folder, in
-        double quotes if it has other characters than letters, digits and `_`. Only stores and snapshots that the query
+        A state is `"<name>".<operator>.<state>`. The name of a store or snapshot is its path below the folder, see
+        `FoundSnapshot`, in double quotes if it has other characters than letters, digits and `_`. Only stores and snapshots that the query
         names are opened. `arrowstate.snapshots` lists all of them with `name`, `kind` and `url`; `show schemas` opens
         all and lists their operators. A store that was read once is read at the same checkpoint from then on.
 

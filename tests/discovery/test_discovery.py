@@ -113,6 +113,29 @@ def test_a_folder_that_is_a_store_is_found_under_its_own_name(unchanged):
     assert catalog.sql("select clicks from clicks.counter.clicks").fetchall() == [(3,)]
 
 
+def test_names_that_duckdb_could_not_tell_apart_have_a_number(tmp_path):
+    paths = ("Clicks", "clicks", "clicks_2", "main", "arrowstate", "memory", "information_schema", "TEMP")
+    for number, path in enumerate(paths):
+        fill(tmp_path / path, number)
+
+    catalog = arrowstate.discover(tmp_path)
+
+    names = {found.name: found.url.rpartition("/")[2] for found in catalog.found}
+    assert names == {
+        "Clicks": "Clicks",
+        "TEMP_2": "TEMP",
+        "arrowstate_2": "arrowstate",
+        "clicks_2": "clicks",
+        "clicks_2_2": "clicks_2",
+        "information_schema_2": "information_schema",
+        "main_2": "main",
+        "memory_2": "memory",
+    }
+    for name, path in names.items():
+        assert catalog.sql(f'select clicks from "{name}".counter.clicks').fetchall() == [(paths.index(path),)]
+    assert len(catalog.sql("select table_catalog from information_schema.tables where table_name = 'clicks'")) == 8
+
+
 def test_no_deeper_than_asked(unchanged):
     assert [found.name for found in arrowstate.discover(unchanged, depth=2).found] == [
         "flink/savepoint-1",
