@@ -44,9 +44,7 @@ SNAPSHOTS = "arrowstate.snapshots"
 """The table of what was found."""
 _ASKS_FOR_NAMES = re.compile(r"^\s*(show|desc|describe)\b|information_schema|duckdb_", re.IGNORECASE)
 """Says that a query may be about the names that there are."""
-_DATABASES_OF_DUCKDB = frozenset(
-    {"arrowstate", "information_schema", "main", "memory", "pg_catalog", "system", "temp"}
-)
+_DATABASES_OF_DUCKDB = frozenset({"arrowstate", "information_schema", "main", "memory", "pg_catalog", "system", "temp"})
 """Databases and schemas that a connection has already; `arrowstate` holds the table of what was found."""
 _MISSING_CATALOG = re.compile(r'Catalog "(.+?)" does not exist')
 _SNAPSHOTS = pa.schema(
@@ -278,9 +276,10 @@ class StateCatalog:
         """Run a query with DuckDB over the newest checkpoints of all that was found.
 
         A state is `"<name>".<operator>.<state>`. The name of a store or snapshot is its path below the folder, see
-        `FoundSnapshot`, in double quotes if it has other characters than letters, digits and `_`. Only stores and snapshots that the query
-        names are opened. `arrowstate.snapshots` lists all of them with `name`, `kind` and `url`; `show schemas` opens
-        all and lists their operators. A store that was read once is read at the same checkpoint from then on.
+        `FoundSnapshot`, in double quotes if it has other characters than letters, digits and `_`. Only stores and
+        snapshots that the query names are opened. `arrowstate.snapshots` lists all of them with `name`, `kind` and
+        `url`; `show schemas` opens all and lists their operators. A store that was read once is read at the same
+        checkpoint from then on.
 
         Parameters
         ----------
