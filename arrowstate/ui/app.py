@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -237,9 +236,6 @@ class Answers:
         page = RUN if is_fragment else replace(RUN, template="result_page.html", is_part=False)
         format, limits = suffix.removeprefix("."), self.site.limits
 
-        # The first query does not wait for it within its own time.
-        await asyncio.to_thread(processes.ready)
-
         def read(stop: Stop) -> Any:
             ask = Ask(self.site, place, asked, Progress())
             return sql.written(ask, stop, format) if format in _FILES else sql.run(ask, stop)
@@ -248,6 +244,7 @@ class Answers:
             found = await place.queries.get(
                 read,
                 page=asked.get("page"),
+                prepare=processes.ready,
                 is_gone=request.is_disconnected,
                 seconds=limits.sql_seconds + 1,
                 patience=limits.page_seconds,

@@ -98,13 +98,15 @@ class Queries:
     """The queries that run on a store, a few at a time; each ends when nobody waits for it any more."""
 
     def __init__(self) -> None:
-        self._running: dict[Stop, str | None] = {}
+        self._asked: dict[Stop, str | None] = {}
+        "All that are waited for, by the page that asks, also before they run."
+        self._running: set[Stop] = set()
         self._lock = threading.Lock()
 
     def stop(self, page: str, reason: str) -> None:
         """Stop the queries of a page."""
         with self._lock:
-            own = [stop for stop, asker in self._running.items() if asker == page]
+            own = [stop for stop, asker in self._asked.items() if asker == page]
         for stop in own:
             stop(reason)
 
@@ -113,24 +115,27 @@ class Queries:
         read: Callable[[Stop], Any],
         *,
         page: str | None,
+        prepare: Callable[[], Any],
         is_gone: Callable[[], Awaitable[bool]],
         seconds: float,
         patience: float,
     ) -> Any:
-        """Return what a query returns, which takes the place of the query that the same page asked for before."""
+        """Return what a query returns, which takes the place of the query that the same page asked for before.
+
+        `prepare` is called in a thread before the time of the query begins.
+        """
         stop = Stop()
         if page is not None:
             self.stop(page, "another query of the same page took the place of this one")
-        until = time.monotonic() + patience
-        while not self._begin(stop, page):
-            if time.monotonic() > until or await is_gone():
-                raise BusyError
-            await asyncio.sleep(_LOOK_SECONDS)
-        future = asyncio.wrap_future(in_thread(lambda: read(stop), lambda: self._end(stop)))
-        # An error that comes when nobody waits is nobody's.
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        until = time.monotonic() + seconds
+        with self._lock:
+            self._asked[stop] = page
         try:
+            await asyncio.to_thread(prepare)
+            await self._begin(stop, is_gone, time.monotonic() + patience)
+            future = asyncio.wrap_future(in_thread(lambda: read(stop), lambda: self._end(stop)))
+            # An error that comes when nobody waits is nobody's.
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+            until = time.monotonic() + seconds
             while not (await asyncio.wait([future], timeout=_LOOK_SECONDS))[0]:
                 if await is_gone():
                     stop("nobody waits for the query any more")
@@ -141,17 +146,25 @@ class Queries:
         finally:
             # Whatever ends the wait, such as the end of the server, ends the query.
             stop("nobody waits for the query any more")
+            with self._lock:
+                self._asked.pop(stop)
 
-    def _begin(self, stop: Stop, page: str | None) -> bool:
-        with self._lock:
-            if len(self._running) >= _QUERIES:
-                return False
-            self._running[stop] = page
-        return True
+    async def _begin(self, stop: Stop, is_gone: Callable[[], Awaitable[bool]], until: float) -> None:
+        """Wait until a query may run."""
+        while True:
+            with self._lock:
+                if stop.reason is not None:
+                    raise InvalidInputError(stop.reason)
+                if len(self._running) < _QUERIES:
+                    self._running.add(stop)
+                    return
+            if time.monotonic() > until or await is_gone():
+                raise BusyError
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def _end(self, stop: Stop) -> None:
         with self._lock:
-            self._running.pop(stop, None)
+            self._running.discard(stop)
 
 
 def in_thread(read: Callable[[], Any], end: Callable[[], None]) -> Future[Any]:

@@ -61,7 +61,7 @@ class Look:
     def __init__(self, browser, page, theme="light", width=1280, **options):
         self.context = browser.new_context(color_scheme=theme, viewport={"width": width, "height": 900}, **options)
         self.tab = self.context.new_page()
-        self.tab.set_default_timeout(20_000)
+        self.tab.set_default_timeout(60_000)
         self.tab.add_init_script(WATCH)
         self.complaints: list[str] = []
         self.foreign: list[str] = []

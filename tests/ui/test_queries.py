@@ -7,6 +7,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
+from arrowstate.ui import processes
 from arrowstate.ui.serving import open_page
 from arrowstate.ui.site import Limits
 from arrowstate.ui.work import Queries
@@ -24,10 +25,9 @@ def served(clicks):
     """A page that is served, and what asks it."""
     begin = Queries._begin
 
-    def noted(queries, stop, page):
-        has_begun = begin(queries, stop, page)
-        BEGAN.extend([page] * has_begun)
-        return has_begun
+    async def noted(queries, stop, is_gone, until):
+        await begin(queries, stop, is_gone, until)
+        BEGAN.append(queries._asked[stop])
 
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -124,6 +124,29 @@ def test_a_query_out_of_time_says_so_and_is_no_fault_of_the_storage(clicks, quer
     assert code == 400
     assert "the query was stopped after 0.3 s" in text
     assert "storage failed" not in text
+
+
+def test_a_query_that_is_stopped_before_it_runs_never_runs(served, monkeypatch):
+    preparing, goes_on = threading.Event(), threading.Event()
+    ready = processes.ready
+
+    def slowly():
+        preparing.set()
+        goes_on.wait(20)
+        return ready()
+
+    monkeypatch.setattr(processes, "ready", slowly)
+    answers = []
+    form = {"q": ENDLESS.format(number=1), "page": "impatient"}
+    asker = threading.Thread(target=lambda: answers.append(status(served, "run.json", **form)), daemon=True)
+    asker.start()
+    preparing.wait(20)
+    status(served, "stop", page="impatient")
+    goes_on.set()
+    asker.join(20)
+
+    assert (answers[0][0], "the query was stopped" in answers[0][1]) == (400, True)
+    assert "impatient" not in BEGAN
 
 
 def test_what_runs_nowhere_is_stopped_without_a_word(served):
