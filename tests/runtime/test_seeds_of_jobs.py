@@ -3,7 +3,7 @@
 from job_simulation.run import simulate_seed
 from long_form import TURN, short_or_long
 
-SEEDS = short_or_long(100, 2_000)
+SEEDS = short_or_long(60, 2_000)
 
 
 def test_what_jobs_come_to_is_what_their_input_says_whatever_happens():

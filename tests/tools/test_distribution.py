@@ -59,6 +59,7 @@ def test_an_installation_replaces_no_package_of_a_platform_but_what_its_page_say
 
 
 @pytest.mark.slow
+@pytest.mark.turns(4)
 def test_what_is_published_is_whole_and_runs_in_an_empty_environment(tmp_path):
     # Object code is kept beside the environment; without it this compiles for a minute.
     built = {**os.environ, "ARROWSTATE_KERNEL_OBJECTS": str(ROOT / ".venv" / "arrowstate-kernels")}
@@ -81,7 +82,13 @@ def test_what_is_published_is_whole_and_runs_in_an_empty_environment(tmp_path):
     } <= names
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"arrowstate/py.typed", "arrowstate_formats/_kernels.abi3.so", "arrowstate/ui/static/page.css"} <= names
+    assert {
+        "arrowstate/py.typed",
+        "arrowstate/ui/static/page.css",
+        "arrowstate_formats/py.typed",
+        "arrowstate_formats/_kernels.abi3.so",
+    } <= names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"arrowstate", "arrowstate_formats"}
     assert not [name for name in names if "__pycache__" in name]
 

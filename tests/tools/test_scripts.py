@@ -1,10 +1,8 @@
 """The scripts of tools/ and .ci/: what they promise to a person and to a build server."""
 
-import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -162,19 +160,3 @@ def test_the_gate_refuses_an_option_it_does_not_know():
 
     assert ran.returncode == 2
     assert "usage: tools/check [--fast]" in ran.stderr
-
-
-def test_the_wheel_has_two_packages_and_their_types(tmp_path):
-    ran = run(
-        sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path,
-        cwd=ROOT, env={**os.environ, "HATCH_BUILD_HOOKS_ENABLE": ""},
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-
-    names = zipfile.ZipFile(wheel).namelist()
-
-    packages = {name.split("/")[0] for name in names if ".dist-info/" not in name}
-    assert packages == {"arrowstate", "arrowstate_formats"}
-    assert {"arrowstate/py.typed", "arrowstate_formats/py.typed"} <= set(names)
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
