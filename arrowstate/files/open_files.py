@@ -40,11 +40,6 @@ _CACHED_FILES = 4096
 _CACHED_BYTES = 256 << 20
 
 
-def open_file(storage: Storage, document: RunDocument, schema: pa.Schema) -> OpenFile:
-    """Open a run file, or return it if this process has it open."""
-    return _FILES.get(storage, document, schema)
-
-
 def read(storage: Storage, path: str) -> bytes:
     try:
         return storage.read(path)
@@ -236,6 +231,7 @@ class _Files:
         self._files: OrderedDict[tuple[str, str, bool], OpenFile] = OrderedDict()
 
     def get(self, storage: Storage, document: RunDocument, schema: pa.Schema) -> OpenFile:
+        """Open a run file, or return it if this process has it open."""
         full = is_validated(storage)
         if document.path is None:
             assert document.inline is not None
@@ -268,6 +264,7 @@ class _Files:
         return file
 
     def clear(self) -> None:
+        """Close the files this process keeps open, so that the next use reads and checks them anew."""
         with self._lock:
             self._files.clear()
 
@@ -289,8 +286,5 @@ class _Files:
 
 
 _FILES = _Files()
-
-
-def forget_open_files() -> None:
-    """Close the files this process keeps open, so that the next use reads and checks them anew."""
-    _FILES.clear()
+open_file = _FILES.get
+forget_open_files = _FILES.clear

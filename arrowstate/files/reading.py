@@ -9,7 +9,6 @@ compared again. Live bits are made anew for each caller. Specification: formats/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from arrowstate.errors import (
@@ -17,7 +16,7 @@ from arrowstate.errors import (
     StateNotFoundError,
 )
 from arrowstate.files.stored_run import StoredRun
-from arrowstate.files.subtasks import read_states, subtasks_of
+from arrowstate.files.subtasks import read_states
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
@@ -29,16 +28,6 @@ from arrowstate_formats.documents import (
     SubtaskDocument,
 )
 from arrowstate_formats.schema_documents import StateDocument
-
-
-@dataclass(frozen=True, slots=True)
-class OpenState:
-    """The runs of one state, or of a part of it."""
-
-    schemas: RunSchemas
-    runs: tuple[Run, ...]
-    bytes_read: int
-    "Bytes of the record batches that were opened, whether or not they were in a cache."
 
 
 def find_operator(entry: LogEntryDocument, uid: str) -> OperatorDocument:
@@ -57,23 +46,30 @@ def find_state(entry: LogEntryDocument, operator: OperatorDocument, name: str) -
     raise StateNotFoundError(name, [state.name for state in operator.states], operator.uid, entry.checkpoint_id)
 
 
-def open_state(
+def runs_by_state(
+    storage: Storage, operator: OperatorDocument, subtasks: Sequence[SubtaskDocument]
+) -> dict[str, list[RunDocument]]:
+    """Return the run documents of subtasks by the name of their state."""
+    found: dict[str, list[RunDocument]] = {}
+    for manifest in in_parallel(storage, partial(subtask_runs, storage, operator), subtasks, name="manifests"):
+        for state, runs in manifest.items():
+            found.setdefault(state, []).extend(runs)
+    return found
+
+
+def open_runs(
     storage: Storage,
     store_id: str,
-    operator: OperatorDocument,
+    documents: Sequence[RunDocument],
     schemas: RunSchemas,
     *,
     hash_bounds: tuple[int, int] | None = None,
-) -> OpenState:
-    """Open the runs of a state, all of them or those rows whose hash is in a range."""
-    subtasks = subtasks_of(storage, operator, hash_bounds)
-    manifests = in_parallel(storage, partial(subtask_runs, storage, operator), subtasks, name="manifests")
-    documents = [run for manifest in manifests for run in manifest.get(schemas.document.name, [])]
+) -> list[tuple[Run, int]]:
+    """Open runs of a state, all of them or those rows whose hash is in a range; see `open_run`."""
     opened = in_parallel(
         storage, lambda run: open_run(storage, store_id, run, schemas, hash_bounds=hash_bounds), documents, name="runs"
     )
-    found = [run for run in opened if run is not None]
-    return OpenState(schemas, tuple(run for run, _ in found), sum(size for _, size in found))
+    return [run for run in opened if run is not None]
 
 
 def subtask_runs(
@@ -91,7 +87,10 @@ def open_run(
     *,
     hash_bounds: tuple[int, int] | None = None,
 ) -> tuple[Run, int] | None:
-    """Open a run, or the part of it whose hashes are in a range; None if no row is."""
+    """Open a run, or the part of it whose hashes are in a range; None if no row is.
+
+    Beside it are the bytes of the record batches that were opened, whether or not they were in a cache.
+    """
     stored = StoredRun(storage, document, schemas)
     file = stored.file
     segments, size = stored.segments_within(file, hash_bounds)

@@ -21,7 +21,6 @@ from arrowstate.table.segments import Segments
 from arrowstate_formats.deletion_vectors import clear_dead_rows
 from arrowstate_formats.documents import DeletionVectorDocument, RunDocument, decode_inline
 from arrowstate_formats.run_files import checksum
-from arrowstate_formats.state_columns import time_column
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class StoredRun:
         self.has_dead_rows = document.deletion_vector is not None or live is not None
         self._storage = storage
         self._given_live = live
-        self._time = time_column(schemas.document)
+        self._time = schemas.time
         self._schema, self.conversion = schemas.of_version(document.schema_version)
 
     @property

@@ -127,16 +127,6 @@ def subtasks_in(storage: Storage, uid: str, file: SubtaskFileDocument) -> list[S
     return found.subtasks
 
 
-def with_manifests(storage: Storage, uid: str, subtasks: Sequence[SubtaskDocument]) -> list[SubtaskDocument]:
-    """Return subtasks with what is in their manifests, for who needs that more than once; errors as `read_states`."""
-
-    def inlined(subtask: SubtaskDocument) -> SubtaskDocument:
-        states = read_states(storage, subtask.manifest, uid)
-        return replace(subtask, manifest=replace(subtask.manifest, path=None, xxh3_128=None, inline=states))
-
-    return in_parallel(storage, inlined, subtasks, name="manifests")
-
-
 def parts_of(storage: Storage, uid: str, state: OperatorStateDocument) -> list[OperatorPartDocument]:
     """Return the parts of an operator state; errors as for `subtasks_of`."""
     if not state.part_files:

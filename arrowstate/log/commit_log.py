@@ -76,11 +76,8 @@ class History:
     "None if there is no entry yet."
     said: tuple[Boundary, ...]
     "What the names in `gc/` said after `newest` was found, which is not below the boundary."
-
-    @property
-    def boundary(self) -> int:
-        """The lowest number of the log at that moment."""
-        return highest_boundary(self.said)
+    boundary: int
+    "The lowest number of the log at that moment, by what they said."
 
     @property
     def checkpoint(self) -> LogEntryDocument | None:
@@ -260,7 +257,7 @@ class CommitLog:
         if hinted is not None and (number is None or hinted > number):
             self._on_loss(lost_entry(hinted, HINT_PATH, number))
         self._newest = newest
-        return History(self, newest, tuple(said))
+        return History(self, newest, tuple(said), highest_boundary(said))
 
     def _tail(self, hinted: int | None) -> CommittedEntry | None:
         """Return the entry before the first gap from the one on that the hint names, or that was the newest before."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from arrowstate.errors import InvalidInputError, OperatorNotFoundError, StateNotFoundError
 from arrowstate.files.reading import states_of
@@ -104,6 +105,7 @@ def history_names() -> list[SqlName]:
     return [SqlName("", table, _HISTORY_SCHEMA, table, f"{_HISTORY_SCHEMA}.{table}") for table in tables]
 
 
+@lru_cache(4096)
 def quoted(name: str) -> str:
     """Return a name as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,13 @@ def check_key_schema(key: pa.Schema) -> pa.Schema:
     """Return the key schema with all columns not null, after checking names and types."""
     if not isinstance(key, pa.Schema) or not len(key):
         raise InvalidInputError(f"the key must be a pyarrow schema with at least one column, got {key!r}")
-    names = [check_column_name(name) for name in key.names]
+    _check_key(tuple(key))
+    return pa.schema([pa.field(field.name, field.type, nullable=False) for field in key])
+
+
+@lru_cache(512)
+def _check_key(key: tuple[pa.Field, ...]) -> None:
+    names = [check_column_name(field.name) for field in key]
     if len({name.lower() for name in names}) < len(names):
         raise InvalidInputError(f"key columns must differ in more than case, got {', '.join(names)}; rename one")
     for field in key:
@@ -39,7 +45,6 @@ def check_key_schema(key: pa.Schema) -> pa.Schema:
         if pa.types.is_null(field.type):
             raise InvalidInputError(f"key column {field.name!r} has the type null, so it can have no value")
         check_key_type(field.type)
-    return pa.schema([pa.field(field.name, field.type, nullable=False) for field in key])
 
 
 def key_columns(keys: Any, key: pa.Schema) -> list[pa.Array]:

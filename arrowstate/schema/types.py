@@ -32,17 +32,25 @@ def check_type(kind: Any, what: str) -> None:
     """Refuse a type that no run can hold, at any depth; `what` begins the message."""
     if not isinstance(kind, pa.DataType):
         raise InvalidInputError(f"{what} needs an Arrow type, got {kind!r}; pass for example pa.int64()")
+    why = _why_not_stored(kind)
+    if why is not None:
+        raise InvalidInputError(f"{what}: {why}")
+
+
+@functools.cache
+def _why_not_stored(kind: pa.DataType) -> str | None:
     try:
         type_to_json(kind)
     except InvalidInputError as error:
-        raise InvalidInputError(f"{what}: {error}") from None
+        return str(error)
     for part in type_parts(kind):
         if pa.types.is_string_view(part) or pa.types.is_binary_view(part):
-            raise InvalidInputError(f"{what}: {part} is not stored; use string or binary")
+            return f"{part} is not stored; use string or binary"
         if pa.types.is_decimal(part) and not 0 <= part.scale <= part.precision:
-            raise InvalidInputError(f"{what}: {part} is not stored; use a scale of 0 to the precision")
+            return f"{part} is not stored; use a scale of 0 to the precision"
         if (pa.types.is_fixed_size_list(part) and not part.list_size) or part == pa.binary(0):
-            raise InvalidInputError(f"{what}: {part} is not stored; use a size of at least 1")
+            return f"{part} is not stored; use a size of at least 1"
+    return None
 
 
 def type_parts(kind: pa.DataType) -> Iterator[pa.DataType]:

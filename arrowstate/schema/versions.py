@@ -24,6 +24,7 @@ from arrowstate.schema.layout import StateLayout, described, descriptor_of, key_
 from arrowstate.schema.made_once import made_once
 from arrowstate_formats.names import check_state_name
 from arrowstate_formats.schema_documents import FieldDocument, SchemaDocument, StateDocument
+from arrowstate_formats.state_columns import time_column
 
 
 class RunSchemas:
@@ -31,8 +32,9 @@ class RunSchemas:
 
     def __init__(self, key: Sequence[FieldDocument], document: StateDocument) -> None:
         self.document = document
-        self.layout, self.schema = _layout_of(key, document)
+        self.layout, self.schema = layout_of(key, document)
         """The columns of the current version."""
+        self.time = time_column(document)
         self._key = key
         self._earlier: dict[int, tuple[pa.Schema, Conversion]] = {}
 
@@ -78,7 +80,7 @@ class RunSchemas:
 
 
 @made_once
-def _layout_of(key: Sequence[FieldDocument], document: StateDocument) -> tuple[StateLayout, pa.Schema]:
+def layout_of(key: Sequence[FieldDocument], document: StateDocument) -> tuple[StateLayout, pa.Schema]:
     """Return the layout of a stored state, and the columns of its runs."""
     layout = StateLayout.of(key_schema_of(key), descriptor_of(document))
     return layout, layout.schema
@@ -151,7 +153,7 @@ def _check_names_of_key(
 
 def with_key(stored: StateDocument, before: Sequence[FieldDocument], after: Sequence[FieldDocument]) -> StateDocument:
     """Return a state under another key of its operator."""
-    layout, _ = _layout_of(after, stored)
+    layout, _ = layout_of(after, stored)
     ids = _ids_after(stored, [*before, *after])
     columns = fields_of(stored.columns, ids)
     return _next_version(stored, before, layout, columns, columns)
@@ -184,7 +186,8 @@ def check_drop_and_rename(
     both = sorted(set(drop) & set(rename))
     if both:
         raise InvalidInputError(f"{', '.join(both)}: a state is dropped or renamed, not both")
-    after = [check_state_name(rename.get(name, name)) for name in have if name not in drop]
+    renamed = {name: check_state_name(to) for name, to in rename.items()}
+    after = [renamed.get(name, name) for name in have if name not in drop]
     if len({name.lower() for name in after}) < len(after):
         raise InvalidInputError(
             f"after the restore operator {uid!r} would have the states {', '.join(sorted(after))}; names must differ "

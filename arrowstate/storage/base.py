@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import BinaryIO, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
@@ -156,6 +157,7 @@ def is_ours(body: bytes, commit_id: str) -> bool:
     return commit_id.encode() in body
 
 
+@lru_cache(512)
 def check_path(path: str) -> str:
     """Return the path if it may name a file: inside the storage, and not one of the names for unfinished files."""
     if any(component.startswith(".") for component in check_relative_path(path).split("/")):

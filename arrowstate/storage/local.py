@@ -65,7 +65,7 @@ class LocalStorage:
     def __init__(self, root: Path, *, create: bool = False) -> None:
         # Resolved once: a working folder or a link to the store that changes later must not move an open store.
         self._root = Path(os.path.realpath(root))
-        self._root_text = str(self._root)
+        self.url = self._root_text = str(self._root)
         self._inside_text = os.path.join(self._root_text, "")  # noqa: PTH118
         self._deferred = threading.local()
         with storage_errors(str(self._root)):
@@ -77,11 +77,6 @@ class LocalStorage:
                 raise StoreNotFoundError(str(self._root)) from None
         if not is_folder:
             raise StorageError(str(self._root), "is a file; a store is a folder")
-
-    @property
-    def url(self) -> str:
-        """The absolute path of the folder."""
-        return str(self._root)
 
     def __repr__(self) -> str:
         return f"LocalStorage({str(self._root)!r})"

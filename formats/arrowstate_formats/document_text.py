@@ -11,6 +11,7 @@ import binascii
 import json
 import re
 import threading
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -86,9 +87,8 @@ _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 _making_a_decoder = threading.RLock()
 
 
-def pack(value: msgspec.Struct | list[Any]) -> bytes:
-    """Return the JSON text of a struct that holds documents, or of a list of them, without looking at what is in it."""
-    return _ENCODER.encode(value)
+pack: Callable[[msgspec.Struct | list[Any]], bytes] = _ENCODER.encode
+"""Returns the JSON text of a struct that holds documents, or of a list of them, without looking at what is in it."""
 
 
 def unpack(data: bytes | str, struct_type: type[D]) -> D:

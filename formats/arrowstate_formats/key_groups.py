@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +98,7 @@ class KeyGroupRange:
         return _first_hash(self.start, max_parallelism), _first_hash(self.end + 1, max_parallelism) - 1
 
 
+@lru_cache(4096)
 def _first_hash(key_group: int, max_parallelism: int) -> int:
     # The smallest u in 0..2^32 with u * max_parallelism >> 32 >= key_group is the ceiling of the quotient.
     return (-((-key_group << 32) // max_parallelism) - _HALF) << 32

@@ -9,7 +9,7 @@ type that it has. Specification: formats/spec/key-hash.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -105,11 +105,14 @@ def hash_plan(types: Iterable[pa.DataType]) -> HashPlan:
     InvalidInputError
         If a type has no hash.
     """
-    steps = []
+    return _plan(tuple(types))
+
+
+@lru_cache(512)
+def _plan(types: tuple[pa.DataType, ...]) -> HashPlan:
     for kind in types:
         check_key_type(kind)
-        steps.append(_step(kind))
-    return tuple(steps)
+    return tuple(map(_step, types))
 
 
 def check_key_type(key_type: pa.DataType) -> None:

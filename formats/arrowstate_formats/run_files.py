@@ -84,8 +84,8 @@ def check_schema(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
     schema = batches[0].schema
     if schema.names.count(HASH_COLUMN) != 1 or schema.field(HASH_COLUMN).type != pa.int64():
         raise InvalidInputError(f"a run needs one column {HASH_COLUMN} of type int64, got {schema}")
-    for field in schema:
-        type_to_json(field.type)
+    for kind in set(schema.types):
+        type_to_json(kind)
     for batch in batches:
         if batch.schema != schema:
             raise InvalidInputError(f"the batches of a run must have one schema, got {schema} and {batch.schema}")

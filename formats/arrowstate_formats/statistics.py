@@ -6,6 +6,7 @@ left out rather than widened. Specification: formats/spec/manifests-and-log.md.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -52,6 +53,7 @@ def paths_with_nan(batches: Sequence[pa.RecordBatch]) -> set[str]:
     return found
 
 
+@functools.cache
 def has_floats(kind: pa.DataType) -> bool:
     """Whether a type is a float or has one inside, at any depth."""
     return pa.types.is_floating(kind) or any(has_floats(field.type) for _, field in inner_fields(kind))

@@ -9,8 +9,8 @@ import pytest
 import arrowstate
 from arrowstate.clock import new_id
 from arrowstate.files.open_files import forget_open_files
-from arrowstate.files.reading import find_operator, find_state, open_state
-from arrowstate.files.subtasks import read_states
+from arrowstate.files.reading import find_operator, find_state, open_runs, runs_by_state
+from arrowstate.files.subtasks import read_states, subtasks_of
 from arrowstate.files.writing import write_subtask
 from arrowstate.schema.versions import RunSchemas
 from arrowstate_formats.documents import OperatorDocument
@@ -210,14 +210,16 @@ def _restore_groups(snapshot, groups):
     """A backend of key groups that no subtask of a usual scale owns."""
     chosen = arrowstate.KeyGroupRange(groups[0], groups[-1])
     backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128, key_groups=chosen)
-    backend._add(TOTAL, _open(snapshot, chosen.hash_bounds(128)).runs)
+    backend._add(TOTAL, tuple(run for run, _ in _open(snapshot, chosen.hash_bounds(128))))
     return backend
 
 
 def _open(snapshot, hash_bounds, name="total"):
     operator = find_operator(snapshot.entry, "op")
     schemas = RunSchemas(operator.key, find_state(snapshot.entry, operator, name))
-    return open_state(snapshot.storage, snapshot.store_id, operator, schemas, hash_bounds=hash_bounds)
+    subtasks = subtasks_of(snapshot.storage, operator, hash_bounds)
+    documents = runs_by_state(snapshot.storage, operator, subtasks)[name]
+    return open_runs(snapshot.storage, snapshot.store_id, documents, schemas, hash_bounds=hash_bounds)
 
 
 def test_rescaling_reads_little_more_than_it_needs(store):
@@ -228,12 +230,10 @@ def test_rescaling_reads_little_more_than_it_needs(store):
     snapshot = commit(store, {"op": backends})
 
     def bytes_read(parallelism):
-        return sum(
-            _open(
-                snapshot, arrowstate.key_group_range(128, parallelism=parallelism, subtask=subtask).hash_bounds(128)
-            ).bytes_read
-            for subtask in range(parallelism)
-        )
+        groups = [
+            arrowstate.key_group_range(128, parallelism=parallelism, subtask=subtask) for subtask in range(parallelism)
+        ]
+        return sum(size for of_subtask in groups for _, size in _open(snapshot, of_subtask.hash_bounds(128)))
 
     assert bytes_read(1) <= bytes_read(3) <= 1.1 * bytes_read(1)
     assert bytes_read(4) == bytes_read(1)

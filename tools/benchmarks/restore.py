@@ -18,7 +18,8 @@ import pyarrow as pa
 
 import arrowstate
 from arrowstate.files.open_files import forget_open_files
-from arrowstate.files.reading import find_operator, find_state, open_state
+from arrowstate.files.reading import find_operator, find_state, open_runs, runs_by_state
+from arrowstate.files.subtasks import subtasks_of
 from arrowstate.schema.versions import RunSchemas
 from benchmarks.harness import Contender, Report, argument_parser
 from benchmarks.rocksdb_peer import RocksDB
@@ -110,9 +111,10 @@ def _rescale(report: Report, store: arrowstate.StateStore, keys: int) -> None:
     total = RunSchemas(operator.key, find_state(snapshot.entry, operator, "total"))
     for subtask in range(3):
         bounds = arrowstate.key_group_range(128, parallelism=3, subtask=subtask).hash_bounds(128)
-        opened = open_state(store.storage, store.store_id, operator, total, hash_bounds=bounds)
-        needed = sum(run.rows for run in opened.runs) * row_bytes
-        shares.append(opened.bytes_read / needed)
+        documents = runs_by_state(store.storage, operator, subtasks_of(store.storage, operator, bounds))["total"]
+        opened = open_runs(store.storage, store.store_id, documents, total, hash_bounds=bounds)
+        needed = sum(run.rows for run, _ in opened) * row_bytes
+        shares.append(sum(size for _, size in opened) / needed)
         snapshot.restore("bench", parallelism=3, subtask=subtask)
     report.figure(
         f"files written by restoring {keys:,} keys of 4 subtasks as 3", len(set(store.storage.list("")) - files), ""

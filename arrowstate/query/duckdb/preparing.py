@@ -410,14 +410,17 @@ class _Evaluation:
             raise InvalidInputError(f"{what}: {error}") from error
 
 
-def _nodes(tree: Any, *, into_queries: bool = True) -> Iterator[Tree]:
-    """Yield all nodes of a tree, with or without those of the queries inside it."""
-    if isinstance(tree, dict):
-        yield tree
-        tree = [value for key, value in tree.items() if into_queries or key != "subquery"]
-    for item in tree:
-        if isinstance(item, (dict, list)):
-            yield from _nodes(item, into_queries=into_queries)
+def _nodes(tree: Any, *, into_queries: bool = True) -> list[Tree]:
+    """Return all nodes of a tree, with or without those of the queries inside it, each before those below it."""
+    nodes, left = [], [tree]
+    while left:
+        item = left.pop()
+        if isinstance(item, dict):
+            nodes.append(item)
+            left += reversed([value for key, value in item.items() if into_queries or key != "subquery"])
+        elif isinstance(item, list):
+            left += reversed(item)
+    return nodes
 
 
 def _parameters_of(text: str) -> set[str]:

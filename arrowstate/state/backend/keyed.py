@@ -33,7 +33,7 @@ from arrowstate.schema.layout import (
     key_documents,
     state_document,
 )
-from arrowstate.schema.versions import RunSchemas, evolve_state
+from arrowstate.schema.versions import RunSchemas, evolve_state, layout_of
 from arrowstate.state.backend.names import check_new_name
 from arrowstate.state.base import KeyedState
 from arrowstate.state.current_key import KeyContext
@@ -53,7 +53,7 @@ from arrowstate.table.run import Run
 from arrowstate.table.spill import Budget
 from arrowstate.table.table import Table
 from arrowstate_formats.integers import check_integer
-from arrowstate_formats.key_groups import KeyGroupRange, check_max_parallelism, key_group_range
+from arrowstate_formats.key_groups import KeyGroupRange, check_max_parallelism
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 _KINDS: dict[str, Any] = {
@@ -120,7 +120,7 @@ class KeyedStateBackend(Shown):
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         max_parallelism = check_max_parallelism(max_parallelism)
-        everything = key_group_range(max_parallelism, parallelism=1, subtask=0)
+        everything = KeyGroupRange(0, max_parallelism - 1)
         if key_groups is not None and key_groups.end > everything.end:
             raise InvalidInputError(
                 f"key groups must be within 0 to {everything.end} at max parallelism {max_parallelism}, "
@@ -557,15 +557,17 @@ class KeyedStateBackend(Shown):
         self.was_stored = True
         for document, runs in states:
             self._stored[document.name] = document
-            self._add(descriptor_of(document), runs)
+            self._add(descriptor_of(document), runs, layout_of(self._key_fields, document)[0])
             self._untouched.add(document.name)
 
-    def _add(self, descriptor: StateDescriptor, runs: tuple[Run, ...]) -> KeyedState[Any]:
-        layout = StateLayout.of(self.key, descriptor)
+    def _add(
+        self, descriptor: StateDescriptor, runs: tuple[Run, ...], layout: StateLayout | None = None
+    ) -> KeyedState[Any]:
+        layout = layout or StateLayout.of(self._context.key, descriptor)
         policy = self._policy or MergePolicy()
         table = Table(
             layout.schema,
-            len(self.key),
+            len(layout.key),
             runs=runs,
             policy=policy.for_appends() if descriptor.kind == "list" else policy,
             budget=self._budget,

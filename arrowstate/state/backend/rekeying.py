@@ -49,12 +49,13 @@ MergeRule = str | Callable[[Any, Any], Any]
 
 def check_merge_rules(merge: Mapping[str, MergeRule], states: Sequence[StateDocument]) -> None:
     """Refuse a rule for a state that is not there, or that the kind of state has no use for."""
-    descriptors = {state.name: descriptor_of(state) for state in states}
+    by_name = {state.name: state for state in states}
     for name, rule in merge.items():
-        if name not in descriptors:
-            raise InvalidInputError(f"merge names the state {name!r}; there are {', '.join(descriptors) or 'none'}")
-        allowed = _rules(descriptors[name])
-        if rule not in allowed and not (callable(rule) and _takes_callable(descriptors[name])):
+        if name not in by_name:
+            raise InvalidInputError(f"merge names the state {name!r}; there are {', '.join(by_name) or 'none'}")
+        descriptor = descriptor_of(by_name[name])
+        allowed = _rules(descriptor)
+        if rule not in allowed and not (callable(rule) and _takes_callable(descriptor)):
             raise InvalidInputError(
                 f"state {name!r}: rows of keys that become equal are merged by {' or '.join(allowed) or 'no rule'}, "
                 f"got {rule!r}"

@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import msgspec
 import pyarrow as pa
 
 from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
-from arrowstate.files.reading import find_operator, open_state
+from arrowstate.files.reading import find_operator, open_runs, runs_by_state
 from arrowstate.files.savepoint_rows import cutoff_of
-from arrowstate.files.subtasks import restored_watermark, subtasks_of, with_manifests
+from arrowstate.files.subtasks import restored_watermark, subtasks_of
 from arrowstate.files.validation import validated_savepoint
 from arrowstate.schema.evolution import SchemaEvolution
 from arrowstate.schema.layout import (
@@ -81,9 +80,8 @@ def restore_backend(
     )
     moves = moves_keys(operator.key, key_fields)
     bounds = key_groups.hash_bounds(maximum)
-    # Read once, and by no state again.
-    subtasks = with_manifests(storage, uid, subtasks_of(storage, operator, None if moves else bounds))
-    operator = msgspec.structs.replace(operator, subtasks=subtasks, subtask_files=[], operator_states=[])
+    subtasks = subtasks_of(storage, operator, None if moves else bounds)
+    documents = runs_by_state(storage, operator, subtasks)
     watermark = restored_watermark(entry, subtasks)
     if watermark is not None:
         backend.advance_watermark(watermark)
@@ -98,11 +96,14 @@ def restore_backend(
         state = stored if key_fields == operator.key else with_key(stored, before, key_fields)
         schemas = RunSchemas(key_fields, state)
         if moves:
-            was = open_state(storage, store_id, operator, RunSchemas(operator.key, stored))
+            schemas_before = RunSchemas(operator.key, stored)
+            opened = open_runs(storage, store_id, documents.get(stored.name, []), schemas_before)
             expired = cutoff_of(state.time_to_live, clock_ms(), backend.watermark)
-            runs = rekeyed(was.schemas, schemas, was.runs, bounds, merge.get(state.name), expired)
+            moved = [run for run, _ in opened]
+            runs = rekeyed(schemas_before, schemas, moved, bounds, merge.get(state.name), expired)
         else:
-            runs = open_state(storage, store_id, operator, schemas, hash_bounds=bounds).runs
+            opened = open_runs(storage, store_id, documents.get(stored.name, []), schemas, hash_bounds=bounds)
+            runs = tuple(run for run, _ in opened)
         if stored.name in rename:
             before_name, state = state, with_name(state, rename[stored.name], key_fields)
             _, convert = RunSchemas(key_fields, state).of_version(before_name.schema_version)
