@@ -26,6 +26,7 @@ RUNTIME = ["tests/runtime"]
 PURGE = ["tests/editing/test_purge.py"]
 EDITS = ["tests/editing"]
 FLINK = ["tests/foreign"]
+PORTABLE = ["tests/formats/test_system.py", "tests/formats/test_lance_files.py"]
 KERNELS = [f"tests/{name}" for name in ("conformance", "foreign", "functions", "query", "state", "table")]
 SPARK = [
     "tests/spark",
@@ -155,6 +156,18 @@ PARTS = (
         (
             script("tests/storage/commit_racers.py", "{folder}/store", "--rounds", "20000"),
             script("tests/storage/commit_racers.py", "moto", "--rounds", "1000"),
+        ),
+    ),
+    Part(
+        "portable",
+        "storages, caches and sinks of files the way that Windows goes, with locks in the place of links",
+        (
+            ["env", "ARROWSTATE_PORTABLE=1", *pytest("tests/storage", "tests/formats/test_system.py")],
+            [
+                "env",
+                "ARROWSTATE_PORTABLE=1",
+                *pytest("tests/runtime/test_sinks.py", "tests/formats/test_lance_files.py"),
+            ],
         ),
     ),
     Part(

@@ -160,6 +160,7 @@ class _Parts:
                 writer.write_batch(batch)
             data = sink.getvalue()
             with storage_errors(str(self._folder)):
+                self._file.seek(self._end)
                 view = memoryview(data)
                 while view:
                     view = view[self._file.write(view) :]
@@ -171,6 +172,7 @@ class _Parts:
         batches: list[pa.RecordBatch] = []
         for start, size in self.places[number]:
             with storage_errors(str(self._folder)):
-                data = os.pread(self._file.fileno(), size, start)
+                self._file.seek(start)
+                data = self._file.read(size)
             batches += pa.ipc.open_stream(data)
         return batches

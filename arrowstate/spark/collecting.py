@@ -6,7 +6,6 @@ micro-batch say what became of it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from arrowstate.spark.places import StorePlace
 from arrowstate.store import open_store
 from arrowstate.upkeep.beside import Collector, collect_store
 from arrowstate.upkeep.retention import RetentionPolicy
+from arrowstate_formats import system
 from arrowstate_formats.run_files import checksum
 
 __all__ = ["collector_of", "new_collector"]
@@ -52,14 +52,9 @@ def new_collector(
 @contextmanager
 def _alone(url: str) -> Iterator[bool]:
     """Whether no other process of this user and machine collects the store."""
-    name = f"arrowstate-{os.getuid()}-{checksum(url.encode())}.collection"
-    descriptor = os.open(Path(tempfile.gettempdir()) / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    name = f"arrowstate-{system.user()}-{checksum(url.encode())}.collection"
+    descriptor = os.open(Path(tempfile.gettempdir()) / name, os.O_RDWR | os.O_CREAT | system.OPEN, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield system.lock(descriptor, wait=False)
     finally:
         os.close(descriptor)

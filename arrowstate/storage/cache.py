@@ -10,7 +10,6 @@ that processes lock, so that the folder is walked once in a while and not for ea
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import logging
@@ -29,6 +28,7 @@ import xxhash
 
 from arrowstate.errors import InvalidInputError, StorageError
 from arrowstate.storage.posix import WRITE_BUFFER_BYTES, CheckedFile, storage_errors
+from arrowstate_formats import system
 
 _CHECKSUM_BYTES = 16
 _TEMPORARY = ".tmp-"
@@ -100,16 +100,17 @@ class LocalFile:
 
     def read(self, length: int, start: int = 0) -> bytes:
         """Return at most `length` bytes from `start` on, of what was flushed."""
-        with storage_errors(str(self.location)):
-            return os.pread(self.descriptor, length, start)
+        with storage_errors(str(self.location)), self.location.open("rb", buffering=0) as file:
+            file.seek(start)
+            return file.read(length)
 
     def write_at(self, start: int, data: bytes) -> None:
         """Write all of `data` at a place; from several threads, but not beside the sink."""
-        with storage_errors(str(self.location)):
+        with storage_errors(str(self.location)), self.location.open("r+b", buffering=0) as file:
+            file.seek(start)
             view = memoryview(data)
             while view:
-                written = os.pwrite(self.descriptor, view, start)
-                view, start = view[written:], start + written
+                view = view[file.write(view) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +184,9 @@ class FileCache:
         """A new file and its descriptor, locked: the lock goes with the process and tells that the file is in use."""
         while True:
             location = self.folder / f"{_TEMPORARY}{uuid.uuid4().hex}"
-            descriptor = os.open(location, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(location, os.O_RDWR | os.O_CREAT | os.O_EXCL | system.OPEN, 0o600)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                system.lock(descriptor, wait=True)
                 # Before the lock was held, another process could take the file for one that was left behind.
                 if os.fstat(descriptor).st_nlink:
                     return location, descriptor
@@ -198,16 +199,17 @@ class FileCache:
         size = content.size + _CHECKSUM_BYTES
         if size > self.limit_bytes:
             return
-        os.pwrite(file.descriptor, _checksum(content, version), content.size)
-        lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file.write_at(content.size, _checksum(content, version))
+        lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | system.OPEN, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            counted = os.pread(lock, _COUNTED.size, 0)
+            system.lock(lock, wait=True)
+            counted = os.read(lock, _COUNTED.size)
             total, more = _COUNTED.unpack(counted) if len(counted) == _COUNTED.size else (0, 0)
             if more < 1 or total + size > self.limit_bytes:
                 total, more = self._make_room(size, location.name)
             # Before the copy is there: what a process that dies leaves uncounted would be beyond the bound.
-            os.pwrite(lock, _COUNTED.pack(total + size, more - 1), 0)
+            os.lseek(lock, 0, os.SEEK_SET)
+            os.write(lock, _COUNTED.pack(total + size, more - 1))
             file.location.replace(location)
         finally:
             os.close(lock)
@@ -277,12 +279,9 @@ def _map(location: Path) -> pa.Buffer:
 
 def _remove_if_abandoned(location: Path) -> None:
     """Remove a temporary file whose process is gone, which nobody holds the lock of."""
-    descriptor = os.open(location, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = os.open(location, os.O_RDWR | system.OPEN)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    else:
-        location.unlink(missing_ok=True)
+        if system.lock(descriptor, wait=False):
+            location.unlink(missing_ok=True)
     finally:
         os.close(descriptor)

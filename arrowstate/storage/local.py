@@ -42,6 +42,7 @@ from arrowstate.storage.posix import (
     storage_errors,
     translate,
 )
+from arrowstate_formats import system
 
 _REFUSED = NO_ROOM | NO_LINKS | {errno.EACCES, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 """Errors of a link that say for sure that nothing was done."""
@@ -118,7 +119,7 @@ class LocalStorage:
             new.sink.write(data)
             new.make_durable()
             try:
-                os.link(new.temporary, new.location)
+                system.give_name(new.temporary, new.location)
             except OSError as error:
                 return self._resolve(path, new.location, commit_id, error)
             self._sync_commit(path, new.location, commit_id)
@@ -131,7 +132,7 @@ class LocalStorage:
             yield new.sink
             new.make_durable()
             try:
-                os.link(new.temporary, new.location)
+                system.give_name(new.temporary, new.location)
             except FileExistsError as error:
                 raise NameTakenError(path, self.url) from error
             except FileNotFoundError as error:
@@ -139,7 +140,7 @@ class LocalStorage:
             except OSError as error:
                 raise translate(path, error, self.url) from error
             try:
-                _sync_folder(new.location.parent)
+                system.sync_folder(new.location.parent)
             except OSError as error:
                 # Where it cannot be taken away either it stays, and nothing refers to it.
                 with suppress(OSError):
@@ -238,7 +239,7 @@ class LocalStorage:
                 location.unlink()
             deferred: set[Path] | None = getattr(self._deferred, "folders", None)
             if deferred is None:
-                _sync_folder(location.parent)
+                system.sync_folder(location.parent)
             else:
                 deferred.add(location.parent)
 
@@ -257,7 +258,7 @@ class LocalStorage:
             failed = None
             for folder in sorted(folders):
                 try:
-                    _sync_folder(folder)
+                    system.sync_folder(folder)
                 except FileNotFoundError:
                     continue
                 except OSError as error:
@@ -303,7 +304,7 @@ class LocalStorage:
         with storage_errors(path, self.url):
             _make_folders(location.parent, self._root)
             temporary = location.parent / f".{uuid.uuid4().hex}.tmp"
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.OPEN, 0o666)
         sink = io.BufferedWriter(CheckedFile(descriptor, path, self.url), WRITE_BUFFER_BYTES)
         try:
             yield _NewFile(path, self.url, location, temporary, descriptor, sink)
@@ -336,7 +337,7 @@ class LocalStorage:
     def _sync_commit(self, path: str, location: Path, commit_id: str) -> None:
         """Make the name of a commit durable; a name that is there but may not survive is no answer."""
         try:
-            _sync_folder(location.parent)
+            system.sync_folder(location.parent)
         except OSError as error:
             raise CommitUnknownError(path, commit_id, str(error), self.url) from error
 
@@ -394,23 +395,11 @@ def _make_folders(folder: Path, root: Path) -> None:
         was_there = made.is_dir()
         made.mkdir(exist_ok=True)
         try:
-            _sync_folder(made.parent)
+            system.sync_folder(made.parent)
         except PermissionError:
             if not was_there or made != root:
                 raise
         _DURABLE.add(made)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some file systems make names durable on their own and have no such call.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
 import select
 import signal
 import socket
@@ -79,6 +78,10 @@ _making = threading.Lock()
 def ready() -> _Parent:
     """Return the process from which children are forked, made now if there is none that lives."""
     global _parent
+    if not hasattr(os, "fork"):
+        raise InvalidInputError(
+            f"SQL on the page runs in a process that is forked, which {sys.platform} cannot; use `arrowstate sql`"
+        )
     with _making:
         if _parent is None or _parent.owner != os.getpid() or _parent.popen.poll() is not None:
             _parent = _Parent()
@@ -111,6 +114,9 @@ def call(function: Callable[..., Any], arguments: tuple[Any, ...], *, seconds: f
 
 def _run(connection: socket.socket, file: int) -> None:
     """Do in a child what it is asked for."""
+    # Where there is none, no child is forked.
+    import resource
+
     with connection, connection.makefile("rb") as question:
         connection.sendall(os.getpid().to_bytes(8))
         function, arguments, seconds = pickle.loads(question.read())  # noqa: S301 (the page wrote it)

@@ -6,13 +6,14 @@ that nobody holds the lock of.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
 import weakref
 from contextlib import suppress
 from pathlib import Path
+
+from arrowstate_formats import system
 
 _PREFIX = "arrowstate-files-"
 
@@ -36,23 +37,16 @@ class TemporaryFolder:
 def _locked(folder: Path, *, wait: bool) -> int | None:
     """Return a descriptor that holds the lock of a folder, None if it is gone or, without waiting, another's."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = system.lock_folder(folder, wait=wait)
     except OSError:
         if wait and folder.exists():
             raise
         return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        # Before the lock was held, another process could take the folder for one that was left behind.
-        if folder.exists():
-            return descriptor
-    except BlockingIOError:
-        pass
-    except OSError:
+    # Before the lock was held, another process could take the folder for one that was left behind.
+    if descriptor is not None and not folder.exists():
         os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
+        return None
+    return descriptor
 
 
 def _remove(folder: Path, descriptor: int, process: int) -> None:
@@ -60,6 +54,9 @@ def _remove(folder: Path, descriptor: int, process: int) -> None:
     if process == os.getpid():
         shutil.rmtree(folder, ignore_errors=True)
     os.close(descriptor)
+    if process == os.getpid() and folder.exists():
+        # Not every system removes a file that is open, as the lock was.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_abandoned() -> None:
@@ -68,5 +65,4 @@ def _remove_abandoned() -> None:
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             descriptor = _locked(folder, wait=False)
             if descriptor is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(descriptor)
+                _remove(folder, descriptor, os.getpid())

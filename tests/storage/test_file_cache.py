@@ -16,6 +16,7 @@ from arrowstate.errors import InvalidInputError, StorageError, StorageFullError
 from arrowstate.storage import FileCache
 from arrowstate.storage import cache as cache_module
 from arrowstate.storage.cache import CacheUse, cache_use
+from arrowstate_formats import system
 from processes import at_once, python, started_python
 
 
@@ -254,6 +255,7 @@ from pathlib import Path
 from arrowstate.errors import StorageFullError
 from arrowstate.storage import FileCache
 from arrowstate.storage.cache import CacheUse, cache_use
+from arrowstate_formats import system
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 cache = FileCache(Path(sys.argv[1]))
 body = b"x" * (3 << 20)
@@ -277,6 +279,7 @@ import os, signal, sys
 from pathlib import Path
 from arrowstate.storage import FileCache
 from arrowstate.storage.cache import CacheUse, cache_use
+from arrowstate_formats import system
 def fetch(file):
     file.sink.write(b"x" * 100_000)
     file.finish()
@@ -302,16 +305,16 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_fills_is_no
 
 
 def test_a_new_file_that_is_swept_before_it_is_locked_is_made_again(cache, monkeypatch):
-    flock = cache_module.fcntl.flock
+    lock = system.lock
     swept = []
 
-    def sweep_first(descriptor, operation):
-        if not swept and operation == cache_module.fcntl.LOCK_EX:
+    def sweep_first(descriptor, *, wait):
+        if not swept and wait:
             swept.extend(cache.folder.iterdir())
             swept[0].unlink()
-        flock(descriptor, operation)
+        return lock(descriptor, wait=wait)
 
-    monkeypatch.setattr(cache_module.fcntl, "flock", sweep_first)
+    monkeypatch.setattr(system, "lock", sweep_first)
     source = Source(a=b"abc")
 
     assert source.open(cache, "a").to_pybytes() == b"abc"
@@ -357,13 +360,14 @@ def test_no_room_on_the_disk_of_the_cache_is_told(cache, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cache_module.os, "pwrite", fail)
+    monkeypatch.setattr(cache_module.os, "write", fail)
 
     with pytest.raises(StorageFullError):
         Source(a=b"abc").open(cache, "a")
 
     monkeypatch.undo()
-    assert list(cache.folder.iterdir()) == []
+    # What counts the bytes of all copies stays.
+    assert [path.name for path in cache.folder.iterdir()] == [".lock"]
 
 
 def test_a_copy_of_a_file_that_is_deleted_is_forgotten_and_the_others_stay(cache):

@@ -64,6 +64,10 @@ class ProcessSlots:
     def __init__(self, job: Declared, setting: Setting, post: Callable[[Callable[[Any], None]], None]) -> None:
         self._post = post
         self._timeout_ms = job.task_timeout_ms
+        if not hasattr(socket, "send_fds"):
+            raise InvalidInputError(
+                f"slots in processes hand each other open sockets, which {sys.platform} cannot; use mode='threads'"
+            )
         if str(job.store).startswith("memory:"):
             raise UnsupportedStorageError(
                 str(job.store),

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.runtime.connectors import Token
+from arrowstate_formats import system
 
 COMPRESSIONS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 _WHOSE = "arrowstate.token"
@@ -151,15 +152,10 @@ class OpenFolder:
 def _link(source: str, target: str) -> None:
     """Give a local file a second name, for good."""
     try:
-        # link fails where the name exists; rename would replace it silently.
-        os.link(source, target)
+        system.give_name(source, target)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
         # There are filesystems without links. Rows of a token are the same whoever writes them.
         os.replace(source, target)  # noqa: PTH105
-    opened = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY)  # noqa: PTH120
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+    system.sync_folder(os.path.dirname(target))  # noqa: PTH120
