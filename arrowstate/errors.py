@@ -73,6 +73,7 @@ __all__ = [
     "StorageError",
     "StorageFullError",
     "StoreNotFoundError",
+    "UnavailableError",
     "UnknownFeatureError",
     "UnsupportedStorageError",
     "UserFunctionError",
@@ -414,6 +415,27 @@ class SourceError(InvalidInputError):
         row = "" if self.row is None else f", row {self.row}"
         source = "" if self.source is None else f"source {self.source!r}, "
         return f"{source}split {self.split!r} from {position}{row}: {self.detail}"
+
+
+@dataclass(eq=False, repr=False)
+class UnavailableError(ArrowStateError, ConnectionError):
+    """A system outside, such as a broker or a registry, could not be reached or gave no answer in time.
+
+    A job starts again by its restart strategy. Secrets of the connection are not in the text.
+
+    Examples
+    --------
+    >>> print(UnavailableError("Kafka at broker:9092", "reading the partitions of topic 'payments'", "timed out"))
+    Kafka at broker:9092 is not available, while reading the partitions of topic 'payments': timed out; check that \
+it runs and can be reached from here
+    """
+
+    service: str
+    "The system and its address."
+    doing: str
+    "What was asked of it."
+    reason: str
+    _message = "{service} is not available, while {doing}: {reason}; check that it runs and can be reached from here"
 
 
 @dataclass(eq=False, repr=False)

@@ -26,6 +26,7 @@ EXAMPLES = [
     errors.ProcessElementError(17, "ZeroDivisionError: division by zero"),
     errors.SourceError("part-7.csv", {"row": 7}, "changed while it was read"),
     errors.SourceError("part-7.csv", None, "no number", row=3),
+    errors.UnavailableError("Kafka at broker:9092", "reading topic 'payments'", "timed out after 5 s"),
     errors.ConcurrentUseError("a verb of another thread is running"),
     errors.UserFunctionError("totals", "KeyError: 'x'", "row 7 with key 'ann'", 'File "job.py", line 12'),
     errors.JobFailedError("operator 'totals' failed at row 7: ZeroDivisionError: division by zero"),

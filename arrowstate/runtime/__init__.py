@@ -15,6 +15,7 @@ from arrowstate.runtime.connectors import (
     Source,
     Split,
     Token,
+    UnreadRows,
 )
 from arrowstate.runtime.core.coordinator import RestartStatus
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, MapFunction
@@ -67,5 +68,6 @@ __all__ = [
     "TableSource",
     "TaskStatus",
     "Token",
+    "UnreadRows",
     "Watermarks",
 ]

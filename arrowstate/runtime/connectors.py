@@ -33,6 +33,30 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadRows:
+    """Rows that a reader could not make into rows of its source, such as a message that is not JSON.
+
+    They become dead letters if the source is declared with `on_error="dead_letter"`; otherwise the first of them fails
+    the job, and no row of their batch was read.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> UnreadRows([7], pa.record_batch({"line": ["x"]}), ["ValueError"], ["'x' is no number"]).positions
+    [7]
+    """
+
+    positions: Sequence[Any]
+    """The position of each of these rows."""
+    rows: pa.RecordBatch
+    """The rows as they came, in the columns of the source's `unread_schema`."""
+    errors: Sequence[str]
+    """The name of the exception of each row."""
+    reasons: Sequence[str]
+    """What is wrong with each row, for a person."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Rows that a reader has read, all of one split; it may have no rows and only a new position.
 
@@ -46,7 +70,9 @@ class Batch:
     rows: pa.RecordBatch
     split: str
     position: Any
-    """The position after these rows."""
+    """The position after these rows, those that could not be read among them."""
+    unread: UnreadRows | None = None
+    """The rows between that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +166,8 @@ class Source(ABC):
     position_type: pa.DataType = pa.int64()
     """The Arrow type of positions, which are kept in checkpoints. A position never falls while a split is read; structs
     are compared by the first field that differs."""
+    unread_schema: pa.Schema = pa.schema([])
+    """The columns of `UnreadRows`, which become part of the `key` of a dead letter, after `split` and `position`."""
     is_sequential: bool = False
     """Whether a reader reads its splits one after another; then a split that was not begun delays no event time."""
     is_bounded: bool = True
@@ -240,6 +268,13 @@ class Sink(ABC):
     >>> sqlite3.connect(sink.path).execute("select * from totals").fetchall()
     [('ann', 3)]
     >>> folder.cleanup()
+    """
+
+    place: str | None = None
+    """Where rows and tokens go, for a sink whose tokens are not beside its rows; it must have no secret.
+
+    A checkpoint that has rows for the sink says it too. A job does not start with such a checkpoint if the sink names
+    another place now: rows that are there would come again.
     """
 
     def open(self, store_id: str, uid: str) -> None:  # noqa: B027

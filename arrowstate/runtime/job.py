@@ -142,9 +142,11 @@ class Job:
         watermarks
             How event time follows from its rows; by default event time stands still until the end of the input.
         on_error
-            What happens to a row without the event time that `watermarks` need: by default it fails the job; with
-            `dead_letter` it goes to an output table, as for `Stream.stateful`. The `key` of such rows is the `split`
-            and the `position` of the row. Input that a source cannot read always fails the job.
+            What happens to a row that the source cannot read, such as a message that is not JSON, and to a row without
+            the event time that `watermarks` need: by default it fails the job; with `dead_letter` it goes to an output
+            table, as for `Stream.stateful`. The `key` of such rows is the `split` and the `position` of the row, and
+            the columns of the source's `unread_schema`, such as the bytes of the message. A split that cannot be
+            read on, such as a file that is cut short, always fails the job.
         dead_letters
             The name of that output table, by default the uid with `_dead_letters`.
 
@@ -172,7 +174,8 @@ class Job:
         self.graph.take_uids(uid, *([] if aside is None else [aside]))
         node = SourceNode(uid=uid, source=source, watermarks=watermarks, schema=source.schema)
         if aside is not None:
-            place = pa.schema({"split": pa.string(), "position": source.position_type})
+            place = pa.schema([("split", pa.string()), ("position", source.position_type), *source.unread_schema])
+            check_stored(f"the key of dead letters {aside!r}", place)
             self.graph.set_aside([node], dead_letter_table(aside, place, source.schema))
         self.graph.tasks.append(node)
         return Stream(self.graph, [(node, node)])

@@ -19,7 +19,7 @@ from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.beside import select_beside
 from arrowstate.runtime.connectors import PreparingSink, Sink
-from arrowstate.runtime.core.assembling import Entries, stored_table
+from arrowstate.runtime.core.assembling import PROPERTY, Entries, stored_table
 from arrowstate.runtime.core.assignment import check_splits
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import RestartStatus
@@ -486,6 +486,8 @@ def _check_store(job: Declared, newest: LogEntryDocument | None, storage: Storag
         if have is not None and have != kind:
             raise InvalidInputError(f"{operator.uid!r} is {kind} in the store and {have} in the job; name it otherwise")
     _check_columns(graph, operators, storage)
+    had_places: Mapping[str, str] = ((newest and newest.properties) or {}).get(PROPERTY, {}).get("sinks", {})
+    _check_places(graph, had_places)
     check_splits(graph, storage, newest)
 
 
@@ -509,18 +511,30 @@ def _check_columns(graph: Graph, operators: Sequence[OperatorDocument], storage:
             _check_pending(sink, by_uid[sink.uid])
 
 
+def _check_places(graph: Graph, had_places: Mapping[str, str]) -> None:
+    """Refuse a sink that has rows waiting which were for another place: some of them may be there already."""
+    for sink in graph.sinks:
+        had = had_places.get(sink.uid)
+        place = sink.sink.place if isinstance(sink.sink, Sink) else None
+        if had is not None and place != had:
+            now = type(sink.sink).__name__ if place is None else place
+            raise IncompatibleStateError(f"{sink.uid}.pending", f"rows for {had}", f"rows for {now}", _SINK_REMEDY)
+
+
 def _columns(schema: Iterable[pa.Field]) -> list[tuple[str, pa.DataType]]:
     """Return names and types: a store keeps no word of what may be null."""
     return [(field.name, field.type) for field in schema]
 
 
+_SINK_REMEDY = (
+    "start the job once as it was, so that the sink gets these rows, or give the new sink another uid and let them "
+    "go with allow_non_restored_state=True"
+)
+
+
 def _check_pending(node: SinkNode, stored: OperatorDocument) -> None:
     """Refuse rows that a sink of before has not had, if the one of now takes others or cannot take any again."""
     kind = type_from_json(stored.operator_states[0].value_type)
-    remedy = (
-        "start the job once as it was, so that the sink gets these rows, or give the new sink another uid and let them "
-        "go with allow_non_restored_state=True"
-    )
     if isinstance(node.sink, PreparingSink):
         takes, what = node.sink.committable_schema, "what names files or rows that were prepared"
     elif isinstance(node.sink, Sink):
@@ -530,9 +544,9 @@ def _check_pending(node: SinkNode, stored: OperatorDocument) -> None:
             f"{node.uid}.pending",
             f"rows that the sink has not had, of {described(pa.schema(list(kind)))}",
             f"{type(node.sink).__name__}, which takes rows as they come",
-            remedy,
+            _SINK_REMEDY,
         )
     if _columns(kind) != _columns(takes):
         raise IncompatibleStateError(
-            f"{node.uid}.pending", f"{what}, of {described(pa.schema(list(kind)))}", described(takes), remedy
+            f"{node.uid}.pending", f"{what}, of {described(pa.schema(list(kind)))}", described(takes), _SINK_REMEDY
         )

@@ -71,6 +71,10 @@ class SourceConformance:
             assert batch.rows.num_rows <= max_rows
             assert batch.split in names
             batch.rows.validate(full=True)
+            if batch.unread is not None:
+                assert batch.unread.rows.schema.equals(source.unread_schema), batch.unread.rows.schema
+                counts = {len(batch.unread.positions), len(batch.unread.errors), len(batch.unread.reasons)}
+                assert counts == {batch.unread.rows.num_rows}
 
     def test_a_split_has_its_rows_in_one_order_whatever_is_asked_for(self, source: Source, rows: pa.Table) -> None:
         orders = [

@@ -8,12 +8,18 @@ import arrowstate
 import runtime_jobs as jobs
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, JobFailedError
 from arrowstate.runtime import (
+    Batch,
     CoBatchFunction,
+    EndOfSplit,
     Job,
     KeyedCoProcessFunction,
     OutputTable,
+    Reader,
     Restart,
+    Source,
+    Split,
     TableSource,
+    UnreadRows,
     Watermarks,
 )
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
@@ -312,3 +318,84 @@ def test_a_map_needs_a_name_for_its_dead_letters_and_two_streams_need_columns_th
         given.map_batches(positive, on_error="dead_letter")
     with pytest.raises(InvalidInputError, match="'amount' is int64 in one of them and string in the other"):
         given.connect(other).stateful(TwoBatches(), key=["user"], uid="function", on_error="dead_letter")
+
+
+class Lines(Source):
+    """Lines of text, the whole numbers of which are rows."""
+
+    schema = pa.schema({"n": pa.int64()})
+    unread_schema = pa.schema({"line": pa.string()})
+
+    def __init__(self, *lines):
+        self.lines = lines
+
+    def discover(self, known):
+        return [Split(name) for name in ("all",) if name not in known]
+
+    def reader(self):
+        return LinesReader(self.lines)
+
+
+class LinesReader(Reader):
+    def __init__(self, lines):
+        self.lines = lines
+        self.row = None
+
+    def add(self, splits):
+        (split,) = splits
+        self.row = split.position or 0
+
+    def read(self, max_rows):
+        if self.row is None or self.row == len(self.lines):
+            return None if self.row is None else EndOfSplit("all")
+        given = self.lines[self.row : self.row + min(max_rows, 3)]
+        wrong = [place for place, line in enumerate(given) if not line.isdigit()]
+        unread = UnreadRows(
+            [self.row + place for place in wrong],
+            pa.record_batch([pa.array([given[place] for place in wrong], pa.string())], schema=Lines.unread_schema),
+            ["ValueError"] * len(wrong),
+            [f"{given[place]!r} is no number" for place in wrong],
+        )
+        self.row += len(given)
+        rows = pa.record_batch([pa.array([int(line) for line in given if line.isdigit()])], schema=Lines.schema)
+        return Batch(rows, "all", self.row, unread=unread if wrong else None)
+
+
+def test_rows_that_a_source_cannot_read_are_set_aside_as_they_came():
+    job = Job("memory://dead-unread")
+    rows = job.source(Lines("1", "x", "3", "4", "five", "y", "7"), uid="lines", on_error="dead_letter")
+    rows.sink(OutputTable("numbers"))
+
+    snapshot = job.run(mode="inline")
+
+    assert snapshot.sql("select rows.n from numbers.rows order by all").fetchall() == [(1,), (3,), (4,), (7,)]
+    found = snapshot.sql(
+        "select rows.key.split, rows.key.position, rows.key.line, rows.row.n, rows.error, rows.reason "
+        "from lines_dead_letters.rows order by 2"
+    ).fetchall()
+    assert found == [
+        ("all", 1, "x", None, "ValueError", "'x' is no number"),
+        ("all", 4, "five", None, "ValueError", "'five' is no number"),
+        ("all", 5, "y", None, "ValueError", "'y' is no number"),
+    ]
+
+
+def test_a_row_that_a_source_cannot_read_fails_the_job_if_nothing_else_is_said():
+    job = Job("memory://unread")
+    job.source(Lines("1", "2", "3", "4", "x"), uid="lines").sink(OutputTable("numbers"))
+
+    with pytest.raises(
+        JobFailedError, match=r"source 'lines', split 'all' from position 3: the row at position 4 .*'x' is no number"
+    ):
+        job.run(mode="inline")
+
+
+def test_a_batch_of_nothing_but_rows_that_cannot_be_read_moves_the_position():
+    job = Job("memory://all-unread")
+    rows = job.source(Lines("x", "y"), uid="lines", on_error="dead_letter", dead_letters="odd")
+    rows.sink(OutputTable("numbers"))
+
+    snapshot = job.run(mode="inline")
+
+    assert snapshot.sql("select position, finished from lines.splits").fetchall() == [(2, True)]
+    assert snapshot.sql("select count(*) from odd.rows").fetchall() == [(2,)]

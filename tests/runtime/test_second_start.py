@@ -117,3 +117,45 @@ def test_rows_that_a_sink_has_not_had_are_not_lost_by_another_declaration(rows, 
     sold(store, ROWS, Shop()).run(mode="inline")
 
     assert Shop.taken == ROWS.to_pylist()
+
+
+class Place(Sink):
+    """Keeps rows in one place of many."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def commit(self, rows, token):
+        if not Shop.is_open:
+            raise OSError("it is shut")
+        Shop.taken.extend(rows.to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("had", "now", "told"),
+    [
+        (
+            Place("table a"),
+            Place("table b"),
+            "rows for table a but is declared as rows for table b; start the job once",
+        ),
+        (Place("table a"), Shop(), "rows for table a but is declared as rows for Shop; start the job once"),
+        (Shop(), Place("table b"), None),
+    ],
+    ids=["another", "one that does not say", "one that had none"],
+)
+def test_rows_that_were_for_one_place_are_not_given_to_another(had, now, told):
+    store = f"memory://second-place-{told}"
+    Shop.is_open, Shop.taken = False, []
+    with pytest.raises(JobFailedError, match="it is shut"):
+        sold(store, ROWS, had).run(mode="inline")
+    Shop.is_open = True
+
+    if told is not None:
+        with pytest.raises(IncompatibleStateError, match=told):
+            sold(store, ROWS, now).start(mode="inline")
+        assert Shop.taken == []
+        now = had
+    sold(store, ROWS, now).run(mode="inline")
+
+    assert Shop.taken == ROWS.to_pylist()

@@ -139,6 +139,7 @@ class Entries:
                     PROPERTY: {
                         "pending": self._places(kept),
                         "recorded": {uid: len(item.parts) for uid, item in recorded.items() if item.parts},
+                        "sinks": self._sink_places(kept),
                     }
                 },
                 watermark=lowest_watermark(
@@ -277,6 +278,15 @@ class Entries:
 
     def _places(self, kept: Sequence[Kept]) -> dict[str, list[list[int]]]:
         return {uid: [[item.epoch, item.subtask] for item in items] for uid, items in self._by_sink(kept).items()}
+
+    def _sink_places(self, kept: Sequence[Kept]) -> dict[str, str]:
+        """Return where the sinks write that are still to get rows, as far as they say."""
+        waited_for = {item.uid for item in kept}
+        return {
+            node.uid: node.sink.place
+            for node in self._sinks()
+            if isinstance(node.sink, Sink) and node.sink.place is not None and node.uid in waited_for
+        }
 
     def _by_sink(self, kept: Sequence[Kept]) -> dict[str, list[Kept]]:
         found: dict[str, list[Kept]] = defaultdict(list)

@@ -145,6 +145,7 @@ class SourceSplits:
             self._begin(state, now_ms)
         self._active_ms[got.split] = now_ms
         grown = self._valve.set_idle(got.split, False)
+        self._set_aside(got, state.position)
         rows = self._timed(got, state.position)
         latest = self._latest(rows)
         if latest is not None and self._node.watermarks is not None:
@@ -235,6 +236,26 @@ class SourceSplits:
                 f"rows up to {got.position}"
             )
 
+    def _set_aside(self, got: Batch, position: Any) -> None:
+        """Set rows aside that the reader could not read, where there is a table for them; otherwise raise."""
+        unread = got.unread
+        if unread is None or not unread.reasons:
+            return
+        if self.dead is None:
+            raise SourceError(
+                got.split,
+                position,
+                f"the row at position {unread.positions[0]} cannot be read: {unread.errors[0]}: {unread.reasons[0]}; "
+                'mend it, or declare the source with on_error="dead_letter"',
+                source=self._uid,
+            )
+        place = [
+            pa.array([got.split] * len(unread.reasons)),
+            pa.array(unread.positions, self._node.source.position_type),
+            *unread.rows.columns,
+        ]
+        self.dead.add(place, [None] * len(self._node.schema), unread.errors, unread.reasons)
+
     def _timed(self, got: Batch, position: Any) -> pa.RecordBatch:
         """Return the rows with an event time, where there is one; others are set aside, or an error."""
         rule, rows = self._node.watermarks, got.rows
@@ -254,6 +275,7 @@ class SourceSplits:
         place = [
             pa.array([got.split] * len(numbers)),
             pa.array([position] * len(numbers), self._node.source.position_type),
+            *(pa.nulls(len(numbers), field.type) for field in self._node.source.unread_schema),
         ]
         reasons = [f"event time {rule.timestamp!r} is null in row {row} from the position" for row in numbers]
         self.dead.add(place, whole.columns, ["SourceError"] * len(numbers), reasons)
