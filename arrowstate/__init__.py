@@ -75,10 +75,12 @@ from arrowstate.state.kinds.timers import Timer
 from arrowstate.state.kinds.value import ValueState
 from arrowstate.state.operator_list import BroadcastState, OperatorListState
 from arrowstate.store import (
+    Answer,
     Collection,
     Compaction,
     Edit,
     EditPlan,
+    Follower,
     Lease,
     PurgeReport,
     Snapshot,
@@ -96,6 +98,8 @@ __version__ = "0.1.0.dev0"
 """The version of the package; that of the format on disk is `FORMAT_VERSION`."""
 
 __all__ = [
+    "Answer",
+    "Follower",
     "attach",
     "discover",
     "FoundSnapshot",

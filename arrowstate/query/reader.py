@@ -267,6 +267,27 @@ class SnapshotReader:
         hidden = reader.expired_up_to(self._seen(expired=expired))
         return reader.lookup(keys, reader.shown_columns(expired=expired), expired_up_to=hidden)[0]
 
+    def _scanned(self, scan: ScanStatistics) -> None:
+        # Not the method of the deque: a result has the snapshot by this one, so that a follower holds its files.
+        self._scans.append(scan)
+
+    def open_state(self, state: str | tuple[str, str]) -> tuple[str, str]:
+        """Open the files of a state now, so that the first lookup does not wait for it.
+
+        Parameters
+        ----------
+        state
+            `<operator uid>.<state>`, or a tuple of both.
+
+        Returns
+        -------
+        tuple[str, str]
+            The uid of the operator and the name of the state.
+        """
+        reader = self._state(state)
+        _ = reader.parts
+        return reader.operator.uid, reader.document.name
+
     def __getitem__(self, state: str | tuple[str, str]) -> StateTable:
         """Return one state as a table: of which rows are read, or which is handed to another library."""
         return self._table(state)
@@ -365,7 +386,7 @@ class SnapshotReader:
             query,
             params,
             seen=seen,
-            on_scan=self._scans.append,
+            on_scan=self._scanned,
             names=lambda: [*sql_names(self.entry), *history_names()],
             checkpoint_id=self.checkpoint_id,
             tables=tables,

@@ -32,6 +32,7 @@ from arrowstate.runtime.tables import status_tables
 from arrowstate.schema.keys import described
 from arrowstate.schema.layout import key_schema_of
 from arrowstate.storage.base import Storage
+from arrowstate.store.follower import Follower
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.store import StateStore, open_store
 from arrowstate.ui.serving import Page, open_page
@@ -190,6 +191,25 @@ class RunningJob:
         True
         """
         return open_page(jobs=[self], host=host, port=port).start()
+
+    def follow(self, *, poll_ms: int = 200) -> Follower:
+        """Return a reader that stays on the newest checkpoint of the job; see `StateStore.follow`.
+
+        It outlives the job, and follows the next job of this store too.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from arrowstate.runtime import Job, OutputTable, TableSource
+        >>> job = Job("memory://running-follow-example")
+        >>> job.source(TableSource(pa.table({"n": [1, 2, 3]})), uid="numbers").sink(OutputTable("copy"))
+        >>> with job.start(mode="threads") as running, running.follow() as follower:
+        ...     _ = running.wait()
+        ...     _ = follower.refresh()
+        ...     follower.sql("select sum(n) from copy.rows").value.fetchall()
+        [(6,)]
+        """
+        return self.store.follow(poll_ms=poll_ms, holder="follower of a job")
 
     def checkpoint(self, *, timeout_ms: int | None = None) -> Snapshot:
         """Take a checkpoint now, and return it when it is committed and the sinks have accepted their rows.

@@ -3,15 +3,18 @@
 from arrowstate.editing.edit import Edit
 from arrowstate.editing.plan import EditPlan
 from arrowstate.editing.purging import PurgeReport
+from arrowstate.store.follower import Answer, Follower
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.store import Collection, Compaction, Lease, StateStore, open_store
 from arrowstate.store.writer import StoreWriter
 
 __all__ = [
+    "Answer",
     "Collection",
     "Compaction",
     "Edit",
     "EditPlan",
+    "Follower",
     "Lease",
     "PurgeReport",
     "Snapshot",

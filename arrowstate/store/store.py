@@ -41,6 +41,7 @@ from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.row_streams import open_stream
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage, options_beside
+from arrowstate.store.follower import Follower
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.writer import StoreWriter
 from arrowstate.telemetry.records import Listener, recorded
@@ -59,6 +60,8 @@ from arrowstate_formats.run_files import RunFormat
 if TYPE_CHECKING:
     import duckdb
 
+_FOLLOWER_LEASE_MS = 60_000
+"""A follower that died keeps no checkpoint for longer."""
 _SHOWN_CHECKPOINTS = 10
 """In a notebook."""
 _SHOWN_FILES = 20
@@ -541,6 +544,42 @@ class StateStore:
         [2, 3, 4]
         """
         return Lease(self, self._committed(checkpoint), ttl_ms=ttl_ms, holder=holder, and_later=and_later)
+
+    def follow(self, *, poll_ms: int = 200, ttl_ms: int = _FOLLOWER_LEASE_MS, holder: str = "follower") -> Follower:
+        """Return a reader that stays on the newest checkpoint, for lookups beside a job that runs.
+
+        A thread looks for a newer checkpoint at intervals, opens those of its states that were looked up before, and
+        then goes over to it. What did not change stays mapped. A lease keeps each checkpoint that somebody still has
+        the snapshot of, and all after it; if the process dies, the lease ends by itself. Restarts, rescales and
+        rollbacks of the job are checkpoints like others. It may begin before the first checkpoint.
+
+        Parameters
+        ----------
+        poll_ms
+            How often to look, in milliseconds, at least 1; each look reads the end of the log.
+        ttl_ms
+            How long the lease lasts without renewal, in milliseconds, at least 1.
+        holder
+            The name of the reader, for people who look at the store.
+
+        Returns
+        -------
+        Follower
+            To be used in a `with` block, or closed.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://follow-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+        >>> with store.writer() as writer:
+        ...     _ = writer.checkpoint({"people": [backend]})
+        >>> with store.follow() as follower:
+        ...     follower.lookup("people.city", ["ann"]).value.to_pylist()
+        [{'user': 'ann', 'city': 'Rome'}]
+        """
+        return Follower(self, poll_ms=poll_ms, ttl_ms=ttl_ms, holder=holder)
 
     def collect(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -26,7 +28,7 @@ from arrowstate.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from arrowstate.ui import checkpoint, checkpoints, diff, job, processes, shown, sql, state, storage
+from arrowstate.ui import checkpoint, checkpoints, diff, job, lookups, processes, shown, sql, state, storage
 from arrowstate.ui.guard import Guard, Keys
 from arrowstate.ui.metrics import Sample, metrics_of, metrics_text
 from arrowstate.ui.site import Ask, Place, Site
@@ -97,8 +99,13 @@ def make_app(site: Site, keys: Keys, *, hosts: tuple[str, ...] = ("127.0.0.1", "
             Route("/{store:int}/stop", answers.stop, methods=["POST"]),
             Route("/{store:int}/run{suffix}", answers.run, methods=["POST"]),
             Route("/{store:int}/run", answers.run, methods=["POST"]),
+            Route("/{store:int}/state/{operator}/{state}", answers.lookup, methods=["POST"]),
+            Route("/{store:int}/state/{operator}/{state}/{key:path}", answers.lookup, methods=["GET"]),
+            Route("/state/{operator}/{state}", answers.lookup, methods=["POST"]),
+            Route("/state/{operator}/{state}/{key:path}", answers.lookup, methods=["GET"]),
             Route("/{store:int}/{name}", answers.page, methods=["GET"]),
         ],
+        lifespan=answers.lifespan,
         exception_handlers={404: answers.missing},
     )
     return Guard(app, keys=keys, hosts=hosts, cookie=f"arrowstate-{port}")
@@ -160,6 +167,22 @@ def fault_of(error: BaseException, url: str) -> Fault:
     if isinstance(error, (ArrowStateError, OSError)):
         return Fault(502, "The storage failed", text)
     raise error
+
+
+def _told(status: int, error: str, message: str) -> Response:
+    """Return what a program is told where it gets no rows."""
+    return Response(shown.to_json({"error": error, "message": message}), status, media_type="application/json")
+
+
+async def _body(request: Request, most_bytes: int) -> bytes | None:
+    """Return what was sent, None if it is too long."""
+    pieces, size = [], 0
+    async for piece in request.stream():
+        pieces.append(piece)
+        size += len(piece)
+        if size > most_bytes:
+            return None
+    return b"".join(pieces)
 
 
 async def _form(request: Request) -> dict[str, str] | None:
@@ -298,6 +321,49 @@ class Answers:
                 samples.append(("arrowstate_up", {"store": place.url}, 0))
         return Response(metrics_text(samples), media_type="text/plain; version=0.0.4")
 
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Let go of all stores when the server ends."""
+        yield
+        for place in self.site.places:
+            await asyncio.to_thread(place.close)
+
+    async def lookup(self, request: Request) -> Response:
+        """Answer a program with the rows of a key, or of the keys of a body."""
+        place, limits = self.place(request), self.site.limits
+        if place is None:
+            return await self.missing(request, LookupError())
+        media_type = lookups.media_type_of(request.headers.get("accept", ""))
+        if media_type is None:
+            return _told(406, "NotAcceptable", f"rows come as {lookups.JSON} or {lookups.ARROW}")
+        read: Callable[[], lookups.Found]
+        if request.method == "GET":
+            path = request.scope["raw_path"].partition(b"/state/")[2]
+            read = lambda: lookups.by_path(place.follower(), path, media_type, limits.lookup_bytes)  # noqa: E731
+        else:
+            body = await _body(request, limits.lookup_bytes)
+            if body is None:
+                return _told(413, "TooLarge", f"a body has at most {limits.lookup_bytes:,} bytes; ask for fewer keys")
+            sent = request.headers.get("content-type", lookups.JSON).partition(";")[0].strip().lower()
+            state = (request.path_params["operator"], request.path_params["state"])
+            read = lambda: lookups.by_body(  # noqa: E731
+                place.follower(), state, body, sent, media_type, limits.lookup_keys, limits.lookup_bytes
+            )
+        try:
+            found = await asyncio.wait_for(asyncio.to_thread(read), limits.page_seconds)
+        except TimeoutError:
+            return _told(504, "TooSlow", f"{place.url} has not answered within {limits.page_seconds:g} s")
+        except Exception as error:  # noqa: BLE001 (as for a page)
+            fault = fault_of(error, place.url)
+            return _told(fault.status, type(error).__name__, fault.text)
+        if found.headers["ETag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=found.headers)
+        if not found.rows and request.method == "GET":
+            told = _told(404, "KeyNotFound", "the state has no row of this key in the newest checkpoint")
+            told.headers.update({name: found.headers[name] for name in found.headers if name != "ETag"})
+            return told
+        return Response(found.body, media_type=found.media_type, headers=found.headers)
+
     async def read(self, place: Place, name: str, page: Page, query: Mapping[str, str]) -> dict[str, Any]:
         """Return what a page says, within its time."""
         key = (name, *sorted(query.items()))
@@ -310,7 +376,7 @@ class Answers:
 
     def place(self, request: Request) -> Place | None:
         """Return the store of an address."""
-        number = request.path_params["store"]
+        number = request.path_params.get("store", 0)
         return self.site.places[number] if number < len(self.site.places) else None
 
     def shown(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.types import is_bytes, is_text
@@ -35,22 +36,28 @@ def key_of(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
     """Return a key of which each column is given as a text."""
     if len(texts) != len(schema):
         raise InvalidInputError(f"the key has the columns {', '.join(schema.names)}, got {len(texts)} values")
-    columns = [_column(text, field) for text, field in zip(texts, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return keys_of([[text] for text in texts], schema)
 
 
-def _column(text: str, field: pa.Field) -> pa.Array:
+def keys_of(columns: Sequence[Sequence[str]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return keys of which each column is given as texts."""
+    arrays = [_column(texts, field) for texts, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _column(texts: Sequence[str], field: pa.Field) -> pa.Array:
     kind = field.type
     try:
         if is_text(kind):
-            return pa.array([text], kind)
+            return pa.array(texts, kind)
         if is_bytes(kind):
-            return pa.array([bytes.fromhex(text)], kind)
+            return pa.array([bytes.fromhex(text) for text in texts], kind)
         if pa.types.is_nested(kind):
-            return pa.array([_value(json.loads(text), kind)], kind)
-        return pa.array([text.strip()], pa.string()).cast(kind)
+            return pa.array([_value(json.loads(text), kind) for text in texts], kind)
+        return pc.utf8_trim_whitespace(pa.array(texts, pa.string())).cast(kind)
     except (pa.ArrowException, ValueError, TypeError) as error:
-        raise InvalidInputError(f"the key column {field.name} is {kind}, got {text[:100]!r}") from error
+        given = texts[0][:100] if len(texts) == 1 else error
+        raise InvalidInputError(f"the key column {field.name} is {kind}, got {given!r}") from error
 
 
 def _value(given: Any, kind: pa.DataType) -> Any:
@@ -62,5 +69,5 @@ def _value(given: Any, kind: pa.DataType) -> Any:
     if pa.types.is_nested(kind):
         return [_value(item, kind.value_type) for item in given]
     if isinstance(given, str) and not is_text(kind):
-        return _column(given, pa.field("", kind))[0].as_py()
+        return _column([given], pa.field("", kind))[0].as_py()
     return given

@@ -21,6 +21,36 @@ _FRESH_SECONDS = 0.5
 """The log is asked for anew after this time."""
 
 
+class Answer(Protocol):
+    """What a follower has found."""
+
+    @property
+    def value(self) -> Any:
+        """The rows, as a table."""
+
+    @property
+    def checkpoint_id(self) -> int:
+        """The checkpoint that was read."""
+
+    @property
+    def age_ms(self) -> int:
+        """How old it is."""
+
+
+class Follower(Protocol):
+    """What stays on the newest checkpoint of a store."""
+
+    @property
+    def snapshot(self) -> SnapshotReader:
+        """The newest checkpoint."""
+
+    def lookup(self, state: tuple[str, str], keys: Any) -> Answer:
+        """Return the rows of some keys."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
 class Store(Protocol):
     """What the page needs of a store, which stands above it."""
 
@@ -36,6 +66,9 @@ class Store(Protocol):
 
     def snapshot(self, checkpoint_id: CheckpointReference) -> SnapshotReader:
         """Return a checkpoint."""
+
+    def follow(self, *, holder: str) -> Follower:
+        """Return what stays on the newest checkpoint."""
 
 
 class Job(Protocol):
@@ -62,6 +95,10 @@ class Limits:
     "Rows of a result that are shown."
     download_rows: int = 1_000_000
     download_bytes: int = 256_000_000
+    lookup_keys: int = 10_000
+    "Keys of a request."
+    lookup_bytes: int = 16_000_000
+    "For a request, and for the rows of its answer."
     growth_rows: int = 2_000_000
     "Changed rows that are looked through for the keys that grew."
 
@@ -108,11 +145,26 @@ class Place:
         self._snapshots = Kept(32)
         self._fresh_until = 0.0
         self._lock = threading.Lock()
+        self._follower: Follower | None = None
 
     @property
     def url(self) -> str:
         """Where the store is."""
         return self.store.url
+
+    def follower(self) -> Follower:
+        """Return what stays on the newest checkpoint, made when it is asked for first."""
+        with self._lock:
+            if self._follower is None:
+                self._follower = self.store.follow(holder="page")
+            return self._follower
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        with self._lock:
+            follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.close()
 
     @property
     def has_batches(self) -> bool:

@@ -1,0 +1,295 @@
+"""A reader that stays on the newest checkpoint of a store while others write there."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from arrowstate.errors import CheckpointNotFoundError, CollectedError, InvalidInputError
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import CommittedEntry
+from arrowstate.log.leases import CheckpointLease
+from arrowstate.store.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from arrowstate.store.store import StateStore
+
+_logger = logging.getLogger("arrowstate.store")
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[Found]):
+    """What a follower has found, and how old the checkpoint is that it comes from."""
+
+    value: Found
+    "A table, or for SQL a relation of DuckDB."
+    checkpoint_id: int
+    "The checkpoint that was read."
+    committed_at_ms: int
+    "When it was committed, in milliseconds since 1970."
+    age_ms: int
+    "How long ago that was at the time of the answer."
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A checkpoint that the lease keeps as long as somebody has its snapshot."""
+
+    committed: CommittedEntry
+    snapshot: weakref.ref[Snapshot]
+
+
+class Follower:
+    """Reads the newest checkpoint of a store, always; see `StateStore.follow`. Safe to use from several threads.
+
+    Examples
+    --------
+    >>> import arrowstate, pyarrow as pa
+    >>> store = arrowstate.open_store("memory://follower-example", create=True)
+    >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+    >>> clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
+    >>> with store.writer() as writer, store.follow() as follower:
+    ...     for _ in range(2):
+    ...         clicks.add_batch(["ann"], [3])
+    ...         checkpoint = writer.checkpoint({"counter": [backend]})
+    ...         _ = follower.wait_for(checkpoint.checkpoint_id)
+    ...         answer = follower.lookup("counter.clicks", ["ann"])
+    ...         print(answer.checkpoint_id, answer.value.to_pylist())
+    1 [{'user': 'ann', 'clicks': 3}]
+    2 [{'user': 'ann', 'clicks': 6}]
+    """
+
+    def __init__(self, store: StateStore, *, poll_ms: int, ttl_ms: int, holder: str) -> None:
+        if poll_ms < 1:
+            raise InvalidInputError(f"poll_ms must be at least 1, got {poll_ms}")
+        self._store = store
+        self._log = CommitLog(store.storage)
+        self._ttl_ms = ttl_ms
+        self._holder = holder
+        self._current: Snapshot | None = None
+        self._held: list[_Held] = []
+        self._lease: CheckpointLease | None = None
+        self._used: dict[str | tuple[str, str], tuple[str, str]] = {}
+        "By how they were asked for, the states that are opened before a checkpoint is shown."
+        self._refreshing = threading.Lock()
+        self._swapped = threading.Condition()
+        self._closed = threading.Event()
+        self._failure: Exception | None = None
+        self.refresh()
+        # The thread must not hold the follower, which is closed when nobody has it any more.
+        self._thread = threading.Thread(
+            target=_follow,
+            args=[weakref.ref(self), self._closed, poll_ms / 1000],
+            name="arrowstate-follow",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        at = "no checkpoint" if self._current is None else f"checkpoint {self._current.checkpoint_id}"
+        return f"<Follower of {self._store.url} at {at}>"
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # What is left half made has nothing to end.
+        if hasattr(self, "_closed"):
+            self._closed.set()
+            if self._lease is not None:
+                self._lease.leave()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest checkpoint that is known; it is kept from collection as long as somebody has this object.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If the store has no checkpoint yet.
+        InvalidInputError
+            If the follower was closed.
+        """
+        if self._closed.is_set():
+            raise InvalidInputError("the follower was closed; make another with store.follow()")
+        if self._current is None:
+            raise CheckpointNotFoundError(None, [])
+        return self._current
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the last look for a newer checkpoint failed; None if it did not. The next look may succeed."""
+        return self._failure
+
+    def lookup(self, state: str | tuple[str, str], keys: Any, *, expired: bool = False) -> Answer[pa.Table]:
+        """Return the rows of some keys in the newest checkpoint; arguments and errors as for `Snapshot.lookup`."""
+        return self._ask(lambda snapshot: self._looked_up(snapshot, state, keys, expired))
+
+    def sql(
+        self,
+        query: str,
+        *,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        tables: Mapping[str, Any] = MappingProxyType({}),
+        expired: bool = False,
+    ) -> Answer[duckdb.DuckDBPyRelation]:
+        """Run a query over the newest checkpoint; arguments and errors as for `Snapshot.sql`.
+
+        The checkpoint is kept from collection until the relation is gone.
+        """
+        return self._ask(lambda snapshot: snapshot.sql(query, params=params, tables=tables, expired=expired))
+
+    def wait_for(self, checkpoint_id: int, *, timeout_s: float | None = None) -> Snapshot:
+        """Wait until a checkpoint, or a later one, is the newest that is known, and return it.
+
+        Parameters
+        ----------
+        checkpoint_id
+            The id; `follower.snapshot.checkpoint_id + 1` waits for the next.
+        timeout_s
+            How long to wait at most, in seconds; by default without end.
+
+        Raises
+        ------
+        TimeoutError
+            If it does not come in this time.
+        InvalidInputError
+            If the follower is closed meanwhile.
+        """
+        with self._swapped:
+            has_come = self._swapped.wait_for(
+                lambda: self._closed.is_set() or (self._current or _NONE).checkpoint_id >= checkpoint_id, timeout_s
+            )
+        if not has_come:
+            raise TimeoutError(f"checkpoint {checkpoint_id} of {self._store.url} has not come within {timeout_s:g} s")
+        return self.snapshot
+
+    def refresh(self) -> bool:
+        """Look for a newer checkpoint now, instead of at the next interval; return whether there was one.
+
+        Raises
+        ------
+        StorageError
+            If the store cannot be read. The checkpoint that was the newest stays.
+        """
+        with self._refreshing:
+            if self._closed.is_set():
+                return False
+            committed = next(self._log.history().checkpoints(), None)
+            current = self._current
+            if committed is None:
+                return False
+            has_ended = self._lease is not None and self._lease.lost is not None
+            if has_ended or current is None or current.entry.commit_id != committed.document.commit_id:
+                return self._take(committed)
+            self._let_older_go()
+            return False
+
+    def look(self) -> None:
+        """Look for a newer checkpoint as the thread does: a failure is logged once, and kept in `failure`."""
+        try:
+            self.refresh()
+        except Exception as error:
+            if self._failure is None:
+                _logger.warning("%s cannot be followed for now", self._store.url, exc_info=True)
+            self._failure = error
+        else:
+            self._failure = None
+
+    def close(self) -> None:
+        """Follow no more, and let go of all checkpoints."""
+        self._closed.set()
+        with self._swapped:
+            self._swapped.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        with self._refreshing:
+            lease, self._lease = self._lease, None
+            self._current, self._held = None, []
+        if lease is not None:
+            lease.release()
+
+    def _take(self, committed: CommittedEntry) -> bool:
+        """Go over to a checkpoint; what those before it hold stays until nobody has them."""
+        if self._lease is None or self._lease.lost is not None:
+            lease = CheckpointLease(
+                self._store.storage,
+                committed,
+                ttl_ms=self._ttl_ms,
+                holder=self._holder,
+                clock_ms=self._store.clock_ms,
+                new_id=self._store.new_id,
+                and_later=True,
+            )
+            ended, self._lease, self._held = self._lease, lease, []
+            if ended is not None:
+                ended.leave()
+        snapshot = self._store.snapshot_of(committed.document)
+        for state in set(self._used.copy().values()):
+            # Who asks for a row of it does not wait until its files are open.
+            if state[1] in snapshot.operators.get(state[0], ()):
+                snapshot.open_state(state)
+        is_new = self._current is None or self._current.entry.commit_id != committed.document.commit_id
+        self._held.append(_Held(committed, weakref.ref(snapshot)))
+        with self._swapped:
+            self._current = snapshot
+            self._swapped.notify_all()
+        self._let_older_go()
+        return is_new
+
+    def _let_older_go(self) -> None:
+        """Hold the oldest checkpoint that somebody has, and all after it."""
+        self._held = [held for held in self._held if held.snapshot() is not None]
+        if self._lease is not None and self._held and self._lease.entry != self._held[0].committed.document:
+            self._lease.advance(self._held[0].committed)
+
+    def _looked_up(self, snapshot: Snapshot, state: str | tuple[str, str], keys: Any, expired: bool) -> pa.Table:
+        if state not in self._used:
+            self._used[state] = snapshot.open_state(state)
+        return snapshot.lookup(state, keys, expired=expired)
+
+    def _ask(self, ask: Callable[[Snapshot], Found]) -> Answer[Found]:
+        snapshot = self.snapshot
+        try:
+            found = ask(snapshot)
+        except (CollectedError, CheckpointNotFoundError):
+            # Only where the lease has ended, as after the process was suspended for longer.
+            if not self.refresh():
+                raise
+            snapshot = self.snapshot
+            found = ask(snapshot)
+        committed_at_ms = snapshot.entry.committed_at_ms
+        age_ms = max(0, self._store.clock_ms() - committed_at_ms)
+        return Answer(found, snapshot.checkpoint_id, committed_at_ms, age_ms)
+
+
+class _Nothing:
+    checkpoint_id = 0
+
+
+_NONE = _Nothing()
+
+
+def _follow(follower: weakref.ref[Follower], closed: threading.Event, seconds: float) -> None:
+    """Look for new checkpoints until the follower is closed, or gone."""
+    while not closed.wait(seconds):
+        own = follower()
+        if own is None:
+            return
+        own.look()
+        # While it waits nobody else may have it.
+        del own

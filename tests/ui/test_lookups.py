@@ -1,0 +1,194 @@
+"""Programs ask for the values of keys: by address or by a body, in JSON or Arrow, of the newest checkpoint."""
+
+import json
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.ui.lookups import ARROW
+from arrowstate.ui.site import Limits
+from stores import backend_of
+
+from .conftest import Visit
+
+CLICKS = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
+PAIR = pa.schema([("user", pa.string()), ("day", pa.date32())])
+
+
+@pytest.fixture
+def shop(store):
+    """A store of two operators, one with a key of two columns, and what adds a checkpoint."""
+    users, pairs = backend_of(pa.schema([("user", pa.string())])), backend_of(PAIR)
+    users.state(CLICKS).add_batch(["ann", "a/b", "ü ?&", ""], [1, 2, 3, 4])
+    users.state(arrowstate.ListStateDescriptor("pages", pa.string())).add_batch(["ann", "ann"], ["x", "y"])
+    days = pa.array(["2026-01-02", "2026-01-03"]).cast(pa.date32())
+    pairs.state(CLICKS).add_batch(pa.record_batch([pa.array(["ann", "a/b"]), days], schema=PAIR), [5, 6])
+    writer = store.writer()
+
+    def checkpoint(more=0):
+        users.state(CLICKS).add_batch(["bob"], [more])
+        return writer.checkpoint({"counter": [users], "daily.sums": [pairs]}).checkpoint_id
+
+    checkpoint()
+    return store, checkpoint
+
+
+@pytest.fixture
+def visit(shop):
+    visit = Visit(shop[0])
+    with visit.client:
+        yield visit
+
+
+def refresh(visit):
+    visit.site.places[0].follower().refresh()
+
+
+@pytest.mark.parametrize(
+    ("path", "rows"),
+    [
+        ("counter/clicks/ann", [{"user": "ann", "clicks": 1}]),
+        ("counter/clicks/a%2Fb", [{"user": "a/b", "clicks": 2}]),
+        ("counter/clicks/%C3%BC%20%3F%26", [{"user": "ü ?&", "clicks": 3}]),
+        ("counter/clicks/", [{"user": "", "clicks": 4}]),
+        ("counter/pages/ann", [{"user": "ann", "pages": "x", "_seq": 0}, {"user": "ann", "pages": "y", "_seq": 1}]),
+        ("daily.sums/clicks/ann/2026-01-02", [{"user": "ann", "day": "2026-01-02", "clicks": 5}]),
+        ("daily.sums/clicks/a%2Fb/2026-01-03", [{"user": "a/b", "day": "2026-01-03", "clicks": 6}]),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["/state", "/0/state"])
+def test_a_key_is_asked_for_by_its_address(visit, prefix, path, rows):
+    answer = visit.get(f"{prefix}/{path}")
+
+    assert (answer.status_code, answer.json()) == (200, rows)
+    assert answer.headers["arrowstate-checkpoint"] == "1"
+    assert int(answer.headers["arrowstate-checkpoint-age-ms"]) >= 0
+
+
+def test_an_answer_comes_as_arrow_where_it_is_accepted(visit):
+    answer = visit.get("/state/counter/clicks/ann", headers={"accept": ARROW})
+
+    table = pa.ipc.open_stream(answer.content).read_all()
+    assert answer.headers["content-type"] == ARROW
+    assert table.to_pydict() == {"user": ["ann"], "clicks": [1]}
+
+
+@pytest.mark.parametrize(
+    ("operator", "keys", "clicks"),
+    [
+        ("counter", ["ann", "nobody", "a/b"], [1, 2]),
+        ("counter", [{"user": "a/b"}], [2]),
+        ("counter", [], []),
+        ("daily.sums", [{"user": "ann", "day": "2026-01-02"}, {"day": "2026-01-02", "user": "bob"}], [5]),
+    ],
+)
+def test_many_keys_are_asked_for_by_a_body_of_json(visit, operator, keys, clicks):
+    answer = visit.client.post(f"/state/{operator}/clicks", json=keys)
+
+    assert answer.status_code == 200, answer.text
+    assert [row["clicks"] for row in answer.json()] == clicks
+
+
+def test_many_keys_are_asked_for_by_a_body_of_arrow(visit):
+    keys = pa.table({"more": [1, 2], "user": ["a/b", "ann"]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, keys.schema) as writer:
+        writer.write_table(keys)
+
+    answer = visit.client.post(
+        "/state/counter/clicks",
+        content=sink.getvalue().to_pybytes(),
+        headers={"content-type": ARROW, "accept": ARROW},
+    )
+
+    assert answer.status_code == 200, answer.text
+    assert pa.ipc.open_stream(answer.content).read_all().to_pydict() == {"user": ["a/b", "ann"], "clicks": [2, 1]}
+
+
+def test_answers_are_of_the_newest_checkpoint_and_what_did_not_change_is_not_sent_again(visit, shop):
+    ann, bob = (visit.get(f"/state/counter/clicks/{user}").headers["etag"] for user in ("ann", "bob"))
+    shop[1](more=8)
+    refresh(visit)
+
+    same = visit.get("/state/counter/clicks/ann", headers={"if-none-match": ann})
+    other = visit.get("/state/counter/clicks/bob", headers={"if-none-match": bob})
+
+    assert (same.status_code, same.content, same.headers["arrowstate-checkpoint"]) == (304, b"", "2")
+    assert (other.status_code, other.json()) == (200, [{"user": "bob", "clicks": 8}])
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "error", "message"),
+    [
+        ("counter/clicks/eve", 404, "KeyNotFound", "no row of this key"),
+        ("counter/nope/eve", 404, "StateNotFoundError", "it has 'counter.clicks'"),
+        ("nope/clicks/eve", 404, "StateNotFoundError", "it has 'counter.clicks'"),
+        ("daily.sums/clicks/ann", 400, "InvalidInputError", "the key has the columns user, day, got 1 values"),
+        ("daily.sums/clicks/ann/soon", 400, "InvalidInputError", "the key column day is date32"),
+    ],
+)
+def test_what_is_not_there_or_no_key_is_said_why(visit, path, status, error, message):
+    answer = visit.get(f"/state/{path}")
+
+    assert (answer.status_code, answer.json()["error"]) == (status, error)
+    assert message in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "message"),
+    [
+        (b"{", "application/json", "must be a JSON array"),
+        (b"3", "application/json", "must be a JSON array"),
+        (b'[{"user": "ann"}, {"user": "ann", "x": 1}]', "application/json", "no row|key column"),
+        (b"nothing", ARROW, "no Arrow stream"),
+        (json.dumps(["x"] * 30).encode(), "application/json", "at most 20 keys are looked up at once, got 30"),
+    ],
+)
+def test_a_body_that_is_none_of_keys_is_refused(shop, content, kind, message):
+    visit = Visit(shop[0], limits=Limits(lookup_keys=20))
+    path = "/state/daily.sums/clicks" if b"user" in content else "/state/counter/clicks"
+    with visit.client:
+        answer = visit.client.post(path, content=content, headers={"content-type": kind})
+
+    assert answer.status_code == 400
+    assert message in answer.json()["message"] or "must be an object with user, day" in answer.json()["message"]
+
+
+def test_what_is_too_large_is_refused_in_both_directions(shop):
+    visit = Visit(shop[0], limits=Limits(lookup_bytes=20))
+    with visit.client:
+        long = visit.client.post("/state/counter/clicks", json=["ann"] * 10)
+        rows = visit.client.post("/state/counter/clicks", json=["ann", "a/b"])
+
+    assert (long.status_code, long.json()["error"]) == (413, "TooLarge")
+    assert (rows.status_code, "ask for fewer keys" in rows.json()["message"]) == (400, True)
+
+
+def test_another_form_than_these_two_is_refused(visit):
+    assert visit.get("/state/counter/clicks/ann", headers={"accept": "text/html"}).status_code == 406
+    assert visit.get("/state/counter/clicks/ann", headers={"accept": "text/html, */*;q=0.1"}).status_code == 200
+
+
+def test_nobody_asks_without_the_token(visit):
+    del visit.client.headers["authorization"]
+
+    assert visit.get("/state/counter/clicks/ann").status_code == 401
+    assert visit.client.post("/state/counter/clicks", json=["ann"]).status_code == 401
+
+
+def test_a_store_without_a_checkpoint_has_no_state(tmp_path):
+    visit = Visit(arrowstate.open_store(tmp_path / "empty", create=True))
+    with visit.client:
+        answer = visit.get("/state/counter/clicks/ann")
+
+    assert (answer.status_code, answer.json()["error"]) == (404, "CheckpointNotFoundError")
+
+
+def test_the_lease_of_the_page_ends_with_it(shop):
+    visit = Visit(shop[0])
+    with visit.client:
+        visit.get("/state/counter/clicks/ann")
+        held = shop[0].storage.list("leases/")
+
+    assert (len(held), shop[0].storage.list("leases/")) == (1, [])
