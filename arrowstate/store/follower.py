@@ -16,12 +16,12 @@ from arrowstate.errors import CheckpointNotFoundError, CollectedError, InvalidIn
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.log.leases import CheckpointLease
+from arrowstate.storage.base import Storage
 from arrowstate.store.snapshot import Snapshot
+from arrowstate_formats.documents import LogEntryDocument
 
 if TYPE_CHECKING:
     import duckdb
-
-    from arrowstate.store.store import StateStore
 
 _logger = logging.getLogger("arrowstate.store")
 
@@ -70,13 +70,26 @@ class Follower:
     2 [{'user': 'ann', 'clicks': 6}]
     """
 
-    def __init__(self, store: StateStore, *, poll_ms: int, ttl_ms: int, holder: str) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        snapshot_of: Callable[[LogEntryDocument], Snapshot],
+        *,
+        poll_ms: int,
+        ttl_ms: int,
+        holder: str,
+        clock_ms: Callable[[], int],
+        new_id: Callable[[], str],
+    ) -> None:
         if poll_ms < 1:
             raise InvalidInputError(f"poll_ms must be at least 1, got {poll_ms}")
-        self._store = store
-        self._log = CommitLog(store.storage)
+        self._storage = storage
+        self._snapshot_of = snapshot_of
+        self._log = CommitLog(storage)
         self._ttl_ms = ttl_ms
         self._holder = holder
+        self._clock_ms = clock_ms
+        self._new_id = new_id
         self._current: Snapshot | None = None
         self._held: list[_Held] = []
         self._lease: CheckpointLease | None = None
@@ -86,6 +99,8 @@ class Follower:
         self._swapped = threading.Condition()
         self._closed = threading.Event()
         self._failure: Exception | None = None
+        # The thread of one that is forgotten ends.
+        weakref.finalize(self, self._closed.set).atexit = False
         self.refresh()
         # The thread must not hold the follower, which is closed when nobody has it any more.
         self._thread = threading.Thread(
@@ -98,20 +113,13 @@ class Follower:
 
     def __repr__(self) -> str:
         at = "no checkpoint" if self._current is None else f"checkpoint {self._current.checkpoint_id}"
-        return f"<Follower of {self._store.url} at {at}>"
+        return f"<Follower of {self._storage.url} at {at}>"
 
     def __enter__(self) -> Follower:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        # What is left half made has nothing to end.
-        if hasattr(self, "_closed"):
-            self._closed.set()
-            if self._lease is not None:
-                self._lease.leave()
 
     @property
     def snapshot(self) -> Snapshot:
@@ -175,7 +183,7 @@ class Follower:
                 lambda: self._closed.is_set() or (self._current or _NONE).checkpoint_id >= checkpoint_id, timeout_s
             )
         if not has_come:
-            raise TimeoutError(f"checkpoint {checkpoint_id} of {self._store.url} has not come within {timeout_s:g} s")
+            raise TimeoutError(f"checkpoint {checkpoint_id} of {self._storage.url} has not come within {timeout_s:g} s")
         return self.snapshot
 
     def refresh(self) -> bool:
@@ -205,7 +213,7 @@ class Follower:
             self.refresh()
         except Exception as error:
             if self._failure is None:
-                _logger.warning("%s cannot be followed for now", self._store.url, exc_info=True)
+                _logger.warning("%s cannot be followed for now", self._storage.url, exc_info=True)
             self._failure = error
         else:
             self._failure = None
@@ -227,18 +235,20 @@ class Follower:
         """Go over to a checkpoint; what those before it hold stays until nobody has them."""
         if self._lease is None or self._lease.lost is not None:
             lease = CheckpointLease(
-                self._store.storage,
+                self._storage,
                 committed,
                 ttl_ms=self._ttl_ms,
                 holder=self._holder,
-                clock_ms=self._store.clock_ms,
-                new_id=self._store.new_id,
+                clock_ms=self._clock_ms,
+                new_id=self._new_id,
                 and_later=True,
             )
+            # One that is forgotten without a word must not hold the store for ever.
+            weakref.finalize(self, lease.leave).atexit = False
             ended, self._lease, self._held = self._lease, lease, []
             if ended is not None:
                 ended.leave()
-        snapshot = self._store.snapshot_of(committed.document)
+        snapshot = self._snapshot_of(committed.document)
         for state in set(self._used.copy().values()):
             # Who asks for a row of it does not wait until its files are open.
             if state[1] in snapshot.operators.get(state[0], ()):
@@ -273,7 +283,7 @@ class Follower:
             snapshot = self.snapshot
             found = ask(snapshot)
         committed_at_ms = snapshot.entry.committed_at_ms
-        age_ms = max(0, self._store.clock_ms() - committed_at_ms)
+        age_ms = max(0, self._clock_ms() - committed_at_ms)
         return Answer(found, snapshot.checkpoint_id, committed_at_ms, age_ms)
 
 

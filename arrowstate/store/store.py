@@ -579,7 +579,15 @@ class StateStore:
         ...     follower.lookup("people.city", ["ann"]).value.to_pylist()
         [{'user': 'ann', 'city': 'Rome'}]
         """
-        return Follower(self, poll_ms=poll_ms, ttl_ms=ttl_ms, holder=holder)
+        return Follower(
+            self.storage,
+            self.snapshot_of,
+            poll_ms=poll_ms,
+            ttl_ms=ttl_ms,
+            holder=holder,
+            clock_ms=self.clock_ms,
+            new_id=self.new_id,
+        )
 
     def collect(
         self,
