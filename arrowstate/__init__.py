@@ -52,6 +52,7 @@ from arrowstate.functions.batch_function import BatchContext, BatchFunction, Bat
 from arrowstate.functions.keyed_process import KeyedProcessRunner
 from arrowstate.functions.process_function import Collector, KeyedProcessFunction, ProcessContext
 from arrowstate.functions.side_outputs import OutputTag
+from arrowstate.publish.publication import Publication, Publish, PublishedTable
 from arrowstate.schema.aggregates import Aggregate, CountDistinct, Mean, Quantiles, TopK, Variance
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
@@ -114,6 +115,9 @@ __all__ = [
     "Lease",
     "Compaction",
     "Collection",
+    "Publication",
+    "Publish",
+    "PublishedTable",
     "Edit",
     "EditPlan",
     "PurgeReport",

@@ -50,6 +50,7 @@ BY_TURNS = {
     "tests/docs/test_spark_pages": 3,
     "tests/editing/": 3,
     "tests/foreign/": 3,
+    "tests/publish/": 2,
     "tests/query/": 3,
     "tests/runtime/": 3,
     "tests/spark/": 3,

@@ -383,8 +383,8 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
         error = flight.cause = future.exception()
         if error is None:
             flight.committed = self._store.snapshot_of(future.result())
-            if self._store.collector is not None:
-                self._store.collector.wake()
+            for told in self._store.after_commits:
+                told.wake()
         self._feed(end_of_commit(self._clock_ms(), id, error))
 
     def _feed(self, event: Event) -> list[Action]:
@@ -442,6 +442,6 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
         self._writers.shutdown()
         self._finisher.shutdown()
         self._compaction.close()
-        if self._store.collector is not None:
-            self._store.collector.close(is_last_due=self._failure is None)
+        for told in self._store.after_commits:
+            told.close(is_last_due=self._failure is None)
         self._tell_listeners()

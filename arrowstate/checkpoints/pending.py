@@ -40,14 +40,14 @@ class Coordinator(Protocol):
         return f"<{type(self).__name__}: checkpoints in flight: {in_flight}>"
 
 
-class Collecting(Protocol):
-    """What drops old checkpoints beside a coordinator."""
+class AfterCommits(Protocol):
+    """What is done beside a coordinator after commits: old checkpoints are dropped, tables are published."""
 
     def wake(self) -> None:
         """Take note that a checkpoint was committed; returns at once."""
 
     def close(self, *, is_last_due: bool) -> None:
-        """Collect once more if that is due and `is_last_due`, and wait for it."""
+        """Do it once more if that is due and `is_last_due`, and wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ class StoreSide(Generic[SnapshotT]):
     "The same of a savepoint."
     open_place: Callable[[str | Path, Mapping[str, Any] | None], Storage]
     "Opens where a savepoint goes, given its name or path, and storage options."
-    collector: Collecting | None = None
-    "What drops old checkpoints; None where all are kept."
+    after_commits: tuple[AfterCommits, ...] = ()
+    "What is told of each commit."
 
 
 class PendingCheckpoint(Generic[SnapshotT]):

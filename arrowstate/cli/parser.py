@@ -47,6 +47,7 @@ def make_parser(*, as_json: bool = False) -> Parser:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     _add_reading(commands)
     _add_savepoints(commands)
+    _add_publish(commands)
     _add_tags(commands)
     _add_comparing(commands)
     _add_checks(commands)
@@ -135,6 +136,35 @@ def _add_savepoints(commands: Commands) -> None:
 
     disposed = _command(commands, "dispose", "delete a savepoint", "savepoint.delete", checkpoint=False, store=False)
     disposed.add_argument("place", metavar="PLACE", help="folder or URL of the savepoint")
+
+
+def _add_publish(commands: Commands) -> None:
+    published = _command(
+        commands,
+        "publish",
+        "show the newest checkpoint as tables for every engine",
+        "publish.publish",
+        checkpoint=False,
+    )
+    published.add_argument("--to", metavar="PLACE", required=True, help="a folder or URL outside of the store")
+    published.add_argument(
+        "--iceberg",
+        type=int,
+        choices=(3, 2),
+        default=3,
+        help="the version of Iceberg; 2 for engines that do not read deletion vectors (default: %(default)s)",
+    )
+    published.add_argument(
+        "--state", metavar="OPERATOR.STATE", action="append", help="a table to publish, may be repeated; all by default"
+    )
+    published.add_argument(
+        "--history",
+        metavar="COUNT",
+        type=int,
+        default=10,
+        help="how many checkpoints the tables list, beside those with a tag (default: %(default)s)",
+    )
+    published.add_argument("--watch", action="store_true", help="go on, and publish each later checkpoint")
 
 
 def _add_tags(commands: Commands) -> None:

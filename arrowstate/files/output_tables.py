@@ -97,7 +97,7 @@ def find_output(storage: Storage, entry: LogEntryDocument, uid: str) -> Operator
         operator.uid: state
         for operator in entry.operators
         for state in operator.operator_states
-        if not operator.uid.endswith(BATCH_SUFFIX) and state.name == STATE and _holds_rows(state)
+        if not operator.uid.endswith(BATCH_SUFFIX) and is_output(state)
     }
     if uid not in outputs:
         raise NotFoundError(
@@ -107,8 +107,9 @@ def find_output(storage: Storage, entry: LogEntryDocument, uid: str) -> Operator
     return whole_state(storage, uid, outputs[uid])
 
 
-def _holds_rows(state: OperatorStateDocument) -> bool:
-    return state.kind == "list" and pa.types.is_struct(type_from_json(state.value_type))
+def is_output(state: OperatorStateDocument) -> bool:
+    """Whether an operator state holds rows that operators emitted."""
+    return state.name == STATE and state.kind == "list" and pa.types.is_struct(type_from_json(state.value_type))
 
 
 def write_output(

@@ -19,6 +19,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.files.output_tables import OutputTable
 from arrowstate.functions.batch_function import BatchFunction
 from arrowstate.functions.process_function import KeyedProcessFunction
+from arrowstate.publish.publication import Publish
 from arrowstate.runtime.connectors import Source
 from arrowstate.runtime.functions import MapFunction
 from arrowstate.runtime.restart import Restart
@@ -231,3 +232,4 @@ class Declared(Protocol):
     task_timeout_ms: int | None
     spare_slot: bool
     retention: RetentionPolicy | None
+    publish: Publish | None

@@ -11,6 +11,7 @@ import pyarrow as pa
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import InvalidInputError
 from arrowstate.functions.dead_letters import dead_letter_table, dead_letters_name
+from arrowstate.publish.publication import Publish, check_publish
 from arrowstate.runtime.connectors import Source
 from arrowstate.runtime.declaring import check_stored, check_timestamps
 from arrowstate.runtime.graph import Graph, Mode, SourceNode
@@ -64,6 +65,10 @@ class Job:
         savepoints and checkpoints with a tag or a lease. None keeps all. The others are deleted beside the job, one
         collection at a time, and no checkpoint waits for it. A collection that fails is logged as a warning, and the
         next goes on.
+    publish
+        Where each checkpoint is published as open tables, see `StateStore.publish`: a folder or URL, or an
+        `arrowstate.Publish`. It is done beside the job, no checkpoint waits for it, and a publication that fails is
+        logged as a warning. None publishes nothing.
 
     Examples
     --------
@@ -103,6 +108,7 @@ class Job:
         task_timeout_ms: int | None = None,
         spare_slot: bool = True,
         retention: RetentionPolicy | None = DEFAULT_RETENTION,
+        publish: Publish | str | Path | None = None,
     ) -> None:
         self.store = store
         self.parallelism = check_integer("parallelism", parallelism, 1, MAX_PARALLELISM)
@@ -116,6 +122,7 @@ class Job:
         self.allow_non_restored_state = allow_non_restored_state
         self.spare_slot = spare_slot
         self.retention = check_retention(retention)
+        self.publish = check_publish(publish)
         self.task_timeout_ms = check_integer("task_timeout_ms", task_timeout_ms, 1, optional=True)
         self.graph = Graph()
 

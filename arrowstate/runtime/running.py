@@ -17,6 +17,7 @@ from arrowstate.checkpoints.committing import Committer
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, JobFailedError
 from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.publish.beside import publisher_of_writer
 from arrowstate.query.beside import select_beside
 from arrowstate.runtime.connectors import PreparingSink, Sink
 from arrowstate.runtime.core.assembling import PROPERTY, Entries, stored_table
@@ -89,14 +90,24 @@ class RunningJob:
         self._parallelism = job.parallelism
         self._max_parallelism = _max_parallelism(job, self._newest())
         self._driver: Any = None
-        self._collector = collector_of_writer(
+        is_beside = mode != "inline"
+        collector = collector_of_writer(
             store.storage,
             job.retention,
             epoch=committer.epoch,
             clock_ms=store.clock_ms,
             new_id=store.new_id,
-            is_beside=mode != "inline",
+            is_beside=is_beside,
         )
+        publisher = publisher_of_writer(
+            store.storage,
+            store.store_id,
+            job.publish,
+            clock_ms=store.clock_ms,
+            new_id=store.new_id,
+            is_beside=is_beside,
+        )
+        self._after_commits = tuple(item for item in (publisher, collector) if item is not None)
         self._begin()
 
     def __repr__(self) -> str:
@@ -336,8 +347,8 @@ class RunningJob:
             state, error = driver.call(lambda job: (job.state, job.error))
             if state != "rescaling":
                 break
-        if self._collector is not None:
-            self._collector.end(is_last_due=error is None)
+        for told in self._after_commits:
+            told.end(is_last_due=error is None)
         if isinstance(error, JobFailedError):
             raise error
         if error is not None:
@@ -369,8 +380,8 @@ class RunningJob:
             if driver.coordinator.state != "rescaling":
                 break
         driver.close()
-        if self._collector is not None:
-            self._collector.close(is_last_due=driver.call(lambda job: job.error) is None)
+        for told in self._after_commits:
+            told.close(is_last_due=driver.call(lambda job: job.error) is None)
 
     def _settled(self, left: _Left) -> Any:
         """Return what runs the job, when no other is about to take its place."""
@@ -395,7 +406,7 @@ class RunningJob:
             self._parallelism,
             self._max_parallelism,
             store.new_id,
-            collector=self._collector,
+            after_commits=self._after_commits,
         )
         driver: InlineDriver | TimedDriver
         if self._mode == "inline":

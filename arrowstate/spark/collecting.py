@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from arrowstate.publish.beside import PublisherBeside
+from arrowstate.publish.publication import Publish, Publisher, open_publisher
 from arrowstate.spark.places import StorePlace
 from arrowstate.store import open_store
 from arrowstate.upkeep.beside import Collector, collect_store
@@ -19,9 +21,12 @@ from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats import system
 from arrowstate_formats.run_files import checksum
 
-__all__ = ["collector_of", "new_collector"]
+__all__ = ["collector_of", "new_collector", "publisher_of"]
 
 _collectors: dict[tuple[str, RetentionPolicy], tuple[StorePlace, Collector]] = {}
+
+
+_publishers: dict[tuple[str, str], tuple[StorePlace, Publish, PublisherBeside]] = {}
 
 
 def collector_of(place: StorePlace, policy: RetentionPolicy) -> Collector:
@@ -47,6 +52,20 @@ def new_collector(
             return report.deleted_count, dropped
 
     return Collector(place.url, policy, collect, rest=rest)
+
+
+def publisher_of(place: StorePlace, publish: Publish) -> PublisherBeside:
+    """Return what publishes a store in this process."""
+
+    def open() -> Publisher:
+        store = open_store(place.url, storage_options=place.options)
+        return open_publisher(store.storage, store.store_id, publish)
+
+    key = place.url, str(publish.to)
+    known = _publishers.get(key)
+    if known is None or known[:2] != (place, publish):
+        known = _publishers[key] = place, publish, PublisherBeside(place.url, open)
+    return known[2]
 
 
 @contextmanager

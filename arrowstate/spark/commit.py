@@ -19,6 +19,7 @@ from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit import Commit, append_fence
 from arrowstate.log.commit_log import CommitLog, History, refuse_loss
 from arrowstate.log.entries import CommittedEntry, next_checkpoint
+from arrowstate.publish.beside import PublisherBeside
 from arrowstate.spark.metrics import BatchMetrics
 from arrowstate.spark.micro_batches import BatchRecord, MicroBatch, is_committed, stored_state
 from arrowstate.spark.task import SubtaskResult
@@ -126,6 +127,7 @@ def commit_batch(
     clock_ms: Callable[[], int],
     on_checkpoint: Listener | None = None,
     collector: Collector | None = None,
+    publisher: PublisherBeside | None = None,
     history: History | None = None,
 ) -> LogEntryDocument | None:
     """Commit a micro-batch of a query: one entry for all of its operators; None if the store held the batch already.
@@ -140,6 +142,8 @@ def commit_batch(
         Called with the record of the checkpoint when that was committed or could not be; not where the store held it.
     collector
         Is told of the commit, and says what it did since the last one.
+    publisher
+        Is told of the commit.
     history
         The log as it was before the tasks; it is read again only if another writer has taken the next number since.
 
@@ -167,8 +171,9 @@ def commit_batch(
             entry = _commit(storage, uids, work, new_id, clock_ms, history)
         recording.is_void = entry is None
         recording.checkpoint_id = None if entry is None else entry.checkpoint_id
-    if collector is not None:
-        collector.wake()
+    for told in (publisher, collector):
+        if told is not None:
+            told.wake()
     return entry
 
 

@@ -22,6 +22,7 @@ from arrowstate.files.output_tables import OutputTable
 from arrowstate.files.subtasks import read_states, subtask_of
 from arrowstate.files.writing import FrozenSubtask, subtask_bytes, write_subtask
 from arrowstate.log.commit import delete_quietly
+from arrowstate.publish.publication import Publish
 from arrowstate.schema.layout import key_schema_of
 from arrowstate.spark.memory import TaskMemory
 from arrowstate.spark.metrics import TaskMeter, TaskMetrics
@@ -73,6 +74,8 @@ class TaskPlan:
     """Where rows go that it cannot take; None if they fail the query."""
     retention: RetentionPolicy | None = DEFAULT_RETENTION
     """How the store is collected beside the query."""
+    publish: Publish | None = None
+    """Where the store is published beside the query."""
     memory: TaskMemory = TaskMemory()
 
     @property

@@ -36,6 +36,15 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry, create_store, open_store_document
 from arrowstate.log.leases import DEFAULT_LEASE_MS, CheckpointLease, held_while_read
 from arrowstate.log.pins import delete_tag, put_tag
+from arrowstate.publish.beside import publisher_of_writer
+from arrowstate.publish.publication import (
+    DEFAULT_HISTORY,
+    Publication,
+    Publish,
+    TableFormat,
+    check_publish,
+    open_publisher,
+)
 from arrowstate.query.difference import Difference
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.row_streams import open_stream
@@ -699,6 +708,7 @@ class StateStore:
         compaction: CompactionPolicy | None = CompactionPolicy(),
         accept_loss: bool = False,
         on_checkpoint: Listener | None = None,
+        publish: Publish | str | Path | None = None,
     ) -> StoreWriter:
         """Open the store for writing; every writer opened before is fenced and can no longer commit.
 
@@ -716,6 +726,10 @@ class StateStore:
             Called once for each checkpoint of the writer that has ended, committed or not, and for savepoints of a
             coordinator, with an `arrowstate.telemetry.OperationRecord` of its times, sizes and error. If the function
             raises, the error is logged and changes nothing.
+        publish
+            Where each checkpoint is published as open tables, see `publish`: a folder or URL, or an
+            `arrowstate.Publish`. `checkpoint` and `commit` return after it, a coordinator publishes beside the job. A
+            publication that fails is logged as a warning, and changes nothing of the commit.
 
         Returns
         -------
@@ -726,7 +740,14 @@ class StateStore:
         ------
         CorruptDataError
             If the log is damaged, or has lost its newest entries and `accept_loss` is false; nobody is fenced.
+        InvalidInputError
+            If `publish` is not what it should be, or its place is inside the store; nobody is fenced.
         """
+        # Refused before another writer is fenced.
+        asked = check_publish(publish)
+        publisher = publisher_of_writer(
+            self.storage, self.store_id, asked, clock_ms=self.clock_ms, new_id=self.new_id, is_beside=False
+        )
         writer = CheckpointWriter(
             self.storage,
             self.store_id,
@@ -741,7 +762,7 @@ class StateStore:
             savepoint_of=lambda target, entry: self._snapshot_in(target, open_store_document(target).store_id, entry),
             open_place=partial(open_savepoint_place, self.storage, create=True),
         )
-        return StoreWriter(writer, side, compaction, on_checkpoint)
+        return StoreWriter(writer, side, compaction, on_checkpoint, publisher, asked)
 
     def subtask_writer(self, uid: str, subtask: int, *, format: RunFormat = "arrow") -> SubtaskWriter:
         """Return a writer for one subtask of an operator, for a process whose files another process commits.
@@ -1152,6 +1173,77 @@ class StateStore:
                 progress=progress,
             )
         return self._snapshot_in(target, store_id, written)
+
+    def publish(
+        self,
+        to: str | Path,
+        *,
+        format: TableFormat = "iceberg",
+        version: int = 3,
+        states: Sequence[str | tuple[str, str]] | None = None,
+        history: int = DEFAULT_HISTORY,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Publication:
+        """Publish the newest checkpoint as open tables, which engines read without this package.
+
+        There is an Iceberg table for each keyed state and each output table, in the folder `<to>/<operator>/<state>`.
+        Run files of Parquet are part of the tables as they are, others get a twin in Parquet beside the metadata. A
+        call writes what has changed since the one before, and nothing if nothing has. It may be made by any process, as
+        often as wanted, by several at once, and again after it failed; the log of the store alone decides what is
+        published.
+
+        Parameters
+        ----------
+        to
+            A folder or URL outside of the store.
+        format
+            "iceberg".
+        version
+            3 has deletion vectors in Puffin files and defaults of columns; 2 has position deletes in Parquet, for
+            engines that do not read version 3.
+        states
+            "operator.state", or (operator, state), of each table to publish; all by default.
+        history
+            So many checkpoints the tables list for time travel, 1 or more, beside those with a tag, which the tables
+            have as tags of the same name. A listed checkpoint is held by a tag `published-...` of the store, so that no
+            collection takes its files; the tag is removed when the tables list the checkpoint no more.
+        storage_options
+            As in `open_store`; by default those of this store for a place in the same object storage.
+
+        Returns
+        -------
+        Publication
+            `tables`, with the URL of the newest metadata of each as `metadata`.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is no checkpoint yet.
+        NotFoundError
+            If a state of `states` is neither in the newest checkpoint nor published.
+        InvalidInputError
+            If the place is inside the store, or has tables of another store or of another version of Iceberg; or if a
+            column has a type that no open table has. Nothing is published then.
+        StorageError, StorageFullError
+            If a file cannot be written. What was published before stays; the next call goes on.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://publish-example", create=True)
+        >>> backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
+        >>> backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["ann"], ["Rome"])
+        >>> with store.writer() as writer:
+        ...     _ = writer.checkpoint({"people": [backend]})
+        >>> store.publish("memory://open-tables")["people.city"].metadata
+        'memory://open-tables/people/city/metadata/v1.metadata.json'
+        """
+        publish = Publish(
+            to=to, format=format, version=version, states=states, history=history, storage_options=storage_options
+        )
+        return open_publisher(
+            self.storage, self.store_id, publish, clock_ms=self.clock_ms, new_id=self.new_id
+        ).publish()
 
     def rollback(self, checkpoint: CheckpointReference, *, comment: str | None = None) -> Snapshot:
         """Make an older checkpoint the newest again, without copying a file.

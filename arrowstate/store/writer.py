@@ -15,12 +15,15 @@ from arrowstate.checkpoints.handles import SubtaskHandle, commit_handles
 from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.protocol import Kind
 from arrowstate.checkpoints.writer import CheckpointWriter
+from arrowstate.publish.beside import PublisherBeside, publisher_of_writer
+from arrowstate.publish.publication import Publish
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.telemetry.records import Listener, recorded
 from arrowstate.upkeep.beside import check_retention, collector_of_writer
 from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
+from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.run_files import RunFormat
 
 
@@ -51,7 +54,11 @@ class StoreWriter:
         side: StoreSide[Snapshot],
         compaction: CompactionPolicy | None = None,
         on_checkpoint: Listener | None = None,
+        publisher: PublisherBeside | None = None,
+        publish: Publish | None = None,
     ) -> None:
+        self._publisher = publisher
+        self._publish = publish
         self._writer = writer
         self._side = side
         self._compaction = compaction
@@ -145,7 +152,7 @@ class StoreWriter:
             format=format,
             allow_dropped_state=allow_dropped_state,
         )
-        return self._side.snapshot_of(entry)
+        return self._committed(entry)
 
     def commit(
         self,
@@ -190,6 +197,11 @@ class StoreWriter:
                     started_at_ms=recording.started_at_ms,
                 )
             recording.checkpoint_id = entry.checkpoint_id
+        return self._committed(entry)
+
+    def _committed(self, entry: LogEntryDocument) -> Snapshot:
+        if self._publisher is not None:
+            self._publisher.wake()
         return self._side.snapshot_of(entry)
 
     def coordinator(
@@ -240,8 +252,12 @@ class StoreWriter:
             clock_ms=writer.clock_ms,
             new_id=writer.new_id,
         )
+        publisher = publisher_of_writer(
+            writer.storage, writer.store_id, self._publish, clock_ms=writer.clock_ms, new_id=writer.new_id
+        )
+        after_commits = tuple(item for item in (publisher, collector) if item is not None)
         return CheckpointCoordinator(
-            replace(self._side, collector=collector),
+            replace(self._side, after_commits=after_commits),
             self._writer,
             operators,
             operator_states=operator_states,

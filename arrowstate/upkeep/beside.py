@@ -77,47 +77,44 @@ def collector_of_writer(
     return Collector(storage.url, policy, collect, is_beside=is_beside)
 
 
-class Collector:
-    """Collects a store, beside whatever else is done, when it is told that something was committed."""
+class Beside:
+    """Does something after commits, in a thread that no commit waits for: once for all commits since the last time.
+
+    It rests `rest_factor` times as long as it took. A subclass says what is done.
+    """
 
     def __init__(
         self,
-        url: str,
-        policy: RetentionPolicy,
-        collect: Callable[[], tuple[int, int] | None],
+        name: str,
+        rest_factor: float,
         *,
         rest: Callable[[float], object] | None = None,
         is_beside: bool = True,
     ) -> None:
-        self._url = url
-        self._policy = policy
-        self._collect = collect
+        self._name = name
+        self._rest_factor = rest_factor
         self._closed = threading.Event()
         self._rest = rest or self._closed.wait
         self._is_beside = is_beside
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._is_due = self._is_told = False
-        self._deleted = self._failed = 0
+        self._is_due = False
+
+    def _do(self) -> bool:
+        """Do it and return whether it was done; what goes wrong is logged, not raised."""
+        raise NotImplementedError
 
     def wake(self) -> None:
-        """Let a collection follow, after the one that goes on; returns at once where it is done beside."""
+        """Let it be done after what is being done; returns at once where it is done beside."""
         if not self._is_beside:
-            self._collect_once()
+            self._do()
             return
         with self._lock:
             self._is_due = True
             if self._thread is None and not self._closed.is_set():
                 # Its process does not wait for it.
-                self._thread = threading.Thread(target=self._run, name="arrowstate-collection", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-
-    def take_figures(self) -> Mapping[str, int]:
-        """Return what has been done since the last call."""
-        with self._lock:
-            figures = {"files_collected": self._deleted, "collections_failed": self._failed}
-            self._deleted = self._failed = 0
-        return figures
 
     def join(self) -> None:
         """Wait until nothing is due."""
@@ -125,7 +122,7 @@ class Collector:
             thread.join()
 
     def end(self, *, is_last_due: bool) -> None:
-        """Rest no more, and collect once more if that is due and `is_last_due`; returns at once."""
+        """Rest no more, and do it once more if that is due and `is_last_due`; returns at once."""
         with self._lock:
             self._is_due &= is_last_due
             self._closed.set()
@@ -143,8 +140,8 @@ class Collector:
                     return
                 self._is_due = False
             started = time.monotonic()
-            if self._collect_once():
-                self._rest(min((time.monotonic() - started) * _REST, _LONGEST_REST_SECONDS))
+            if self._do():
+                self._rest(min((time.monotonic() - started) * self._rest_factor, _LONGEST_REST_SECONDS))
             elif self._closed.is_set():
                 continue
             else:
@@ -152,15 +149,47 @@ class Collector:
                     self._is_due = True
                 self._rest(_WAIT_SECONDS)
 
-    def _collect_once(self) -> bool:
+
+def is_ending() -> bool:
+    """Whether the interpreter is ending and starts no more threads, so that what failed is no news."""
+    return sys.is_finalizing() or not threading.main_thread().is_alive()
+
+
+class Collector(Beside):
+    """Collects a store, beside whatever else is done, when it is told that something was committed."""
+
+    def __init__(
+        self,
+        url: str,
+        policy: RetentionPolicy,
+        collect: Callable[[], tuple[int, int] | None],
+        *,
+        rest: Callable[[float], object] | None = None,
+        is_beside: bool = True,
+    ) -> None:
+        super().__init__("arrowstate-collection", _REST, rest=rest, is_beside=is_beside)
+        self._url = url
+        self._policy = policy
+        self._collect = collect
+        self._is_told = False
+        self._deleted = self._failed = 0
+
+    def take_figures(self) -> Mapping[str, int]:
+        """Return what has been done since the last call."""
+        with self._lock:
+            figures = {"files_collected": self._deleted, "collections_failed": self._failed}
+            self._deleted = self._failed = 0
+        return figures
+
+    def _do(self) -> bool:
         """Collect, and return whether it was this collector's turn."""
         done: tuple[int, int] | None = (0, 0)
         failed = 0
         try:
             done = self._collect()
         except Exception as error:  # noqa: BLE001 (whoever commits goes on, whatever it is)
-            if sys.is_finalizing() or not threading.main_thread().is_alive():
-                # The interpreter is ending and starts no more threads; the next collection goes on.
+            if is_ending():
+                # The next collection goes on.
                 return True
             fields = {"store": self._url, "error": str(error)}
             _logger.warning("%(store)s: a collection failed, the next goes on: %(error)s", fields, extra=fields)

@@ -7,6 +7,7 @@ neither fail a conversion nor pass for a value. Specification: formats/spec/run-
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -14,13 +15,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
+Cast: TypeAlias = Callable[[pa.Array, pa.DataType], pa.Array]
 
 
-def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column as the type that stands for its own, or whose own it stands for."""
+def converted(array: pa.Array, kind: pa.DataType, cast: Cast = pa.Array.cast) -> pa.Array:
+    """Return a column as the type that stands for its own, or whose own it stands for.
+
+    `cast` is what turns an array that is not nested into another type.
+    """
     if not pa.types.is_nested(kind):
-        return array if array.type == kind else array.cast(kind)
-    return _rebuilt(_from_zero(array), kind)
+        return array if array.type == kind else cast(array, kind)
+    return _rebuilt(_from_zero(array), kind, cast)
 
 
 def same_type(left: pa.DataType, right: pa.DataType) -> bool:
@@ -28,27 +33,27 @@ def same_type(left: pa.DataType, right: pa.DataType) -> bool:
     return left == right and (not pa.types.is_nested(left) or str(left) == str(right))
 
 
-def _rebuilt(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _rebuilt(array: pa.Array, kind: pa.DataType, cast: Cast) -> pa.Array:
     """Return an array that is no slice with other children; casts of structs go by names, which differ here."""
     types = pa.types
     if not types.is_nested(kind):
-        return array if array.type == kind else array.cast(kind)
+        return array if array.type == kind else cast(array, kind)
     if types.is_struct(kind):
         parts = array.flatten() if array.null_count else [array.field(number) for number in range(len(kind))]
         children = [
-            _required(_rebuilt(_from_zero(part), field.type), field, array.null_count)
+            _required(_rebuilt(_from_zero(part), field.type, cast), field, array.null_count)
             for part, field in zip(parts, kind, strict=True)
         ]
         return pa.Array.from_buffers(kind, len(array), array.buffers()[:1], children=children)
     offsets, values = elements_of(array)
     if types.is_fixed_size_list(kind):
-        return _fixed_from_list(array, offsets, values, kind)
+        return _fixed_from_list(array, offsets, values, kind, cast)
     if types.is_map(kind):
         pair = (kind.key_type, kind.item_type)
-        entries = [_rebuilt(_from_zero(values.field(number)), inner) for number, inner in enumerate(pair)]
+        entries = [_rebuilt(_from_zero(values.field(number)), inner, cast) for number, inner in enumerate(pair)]
         children = [pa.StructArray.from_arrays(entries, fields=[kind.key_field, kind.item_field])]
     else:
-        children = [_required(_rebuilt(_from_zero(values), kind.value_type), kind.value_field, 0)]
+        children = [_required(_rebuilt(_from_zero(values), kind.value_type, cast), kind.value_field, 0)]
     wide = np.int64 if types.is_large_list(kind) else np.int32
     buffers = [array.buffers()[0], pa.py_buffer(offsets.astype(wide, copy=False))]
     return pa.Array.from_buffers(kind, len(array), buffers, children=children)
@@ -86,6 +91,7 @@ def _fixed_from_list(
     offsets: Offsets,
     values: pa.Array,
     kind: pa.FixedSizeListType,
+    cast: Cast,
 ) -> pa.Array:
     missing = array.is_null().to_numpy(zero_copy_only=False)
     hidden = int(missing.sum()) * kind.list_size
@@ -94,7 +100,7 @@ def _fixed_from_list(
     if missing.any():
         rows = offsets[:-1, np.newaxis] + np.arange(kind.list_size)
         values = values.take(pa.array(rows.ravel(), mask=np.repeat(missing, kind.list_size)))
-    children = [_required(_rebuilt(_from_zero(values), kind.value_type), kind.value_field, hidden)]
+    children = [_required(_rebuilt(_from_zero(values), kind.value_type, cast), kind.value_field, hidden)]
     return pa.Array.from_buffers(kind, len(array), array.buffers()[:1], children=children)
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "savepoint": ["STORE", "PLACE"],
     "import": ["OTHER", "STORE"],
     "dispose": ["SAVED"],
+    "publish": ["STORE", "--to", "TABLES", "--state", "counter.clicks"],
     "tag": ["STORE", "gold", "--checkpoint", "1"],
     "tags": ["STORE"],
     "untag": ["STORE", "gold"],
@@ -87,7 +88,10 @@ def places(tmp_path_factory):
     (folder / "file").with_suffix(".py").write_text(JOB)
     flink_truth.unpack(FLINK, folder)
     (folder / "script.sql").write_text("update counter.clicks set clicks = clicks + 1 where \"user\" = 'u7'")
-    return {name: str(folder / name.lower()) for name in ("STORE", "OTHER", "SAVED", "PLACE", "EDITED", "IMPORTED")} | {
+    return {
+        name: str(folder / name.lower())
+        for name in ("STORE", "OTHER", "SAVED", "PLACE", "EDITED", "IMPORTED", "TABLES")
+    } | {
         "FILE": str(folder / "file.py"),
         "FLINK": str(folder / "v2-forst-checkpoint" / "savepoint"),
         "SCRIPT": str(folder / "script.sql"),

@@ -90,7 +90,9 @@ def run(folder: Path, checkpoints: int, *, interval_ms: int = INTERVAL_MS) -> Fi
 
     collector = Collector(store.url, DEFAULT_RETENTION, collect, is_beside=False)
     job = _job(folder, interval_ms, lambda: time_ms() / 1000)
-    entries = Entries(job.graph, store.storage, store.store_id, committer, 1, 128, store.new_id, collector=collector)
+    entries = Entries(
+        job.graph, store.storage, store.store_id, committer, 1, 128, store.new_id, after_commits=[collector]
+    )
     setting = Setting(store.store_id, 1, 128)
     inline = Inline(
         job.graph, setting, store.storage, entries, job.options, job.restart, new_id=store.new_id, clock_ms=START_MS

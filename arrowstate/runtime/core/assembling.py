@@ -29,7 +29,7 @@ from arrowstate.runtime.core.reading import split_type, splits_to_arrow
 from arrowstate.runtime.graph import Graph, SinkNode, SourceNode, StatefulNode
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.storage.base import Storage
-from arrowstate.upkeep.beside import Collector
+from arrowstate.upkeep.beside import Beside
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
 from arrowstate_formats.documents import (
     LogEntryDocument,
@@ -78,8 +78,8 @@ class Entries:
     parallelism: int
     max_parallelism: int
     new_id: Callable[[], str]
-    collector: Collector | None = None
-    "Drops old checkpoints beside; None where all are kept."
+    after_commits: Sequence[Beside] = ()
+    "What is told of each commit."
     opened: bool = False
     committed_id: int = 0
     "The newest committed checkpoint, whose epochs and those before are done."
@@ -156,8 +156,8 @@ class Entries:
         self.recorded = recorded
         for uid, splits in finished.items():
             recorded[uid].splits.update(split.id for split in splits)
-        if self.collector is not None:
-            self.collector.wake()
+        for told in self.after_commits:
+            told.wake()
 
     def give(self) -> None:
         """Give the sinks what the newest checkpoint keeps for them; what one was given it is not given again."""

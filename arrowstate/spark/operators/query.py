@@ -23,8 +23,10 @@ from arrowstate.files.output_tables import rows_state
 from arrowstate.log.commit import NOT_COMMITTED, delete_quietly
 from arrowstate.log.commit_log import CommitLog, History, refuse_loss
 from arrowstate.log.entries import create_store
+from arrowstate.publish.beside import PublisherBeside
+from arrowstate.publish.publication import Publish
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
-from arrowstate.spark.collecting import collector_of
+from arrowstate.spark.collecting import collector_of, publisher_of
 from arrowstate.spark.commit import BatchWork, OperatorWork, commit_batch, take_over
 from arrowstate.spark.micro_batches import BatchRecord, StoredState, is_committed, stored_state
 from arrowstate.spark.operators.clocks import BatchClock
@@ -46,7 +48,16 @@ from arrowstate_formats.documents import (
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["BatchFrames", "QueryOperator", "StatefulQuery", "ids_of", "retention_of", "stream_of", "uids_of"]
+__all__ = [
+    "BatchFrames",
+    "QueryOperator",
+    "StatefulQuery",
+    "ids_of",
+    "publish_of",
+    "retention_of",
+    "stream_of",
+    "uids_of",
+]
 
 
 @dataclass
@@ -187,6 +198,7 @@ class StatefulQuery:
                 clock_ms=now_ms,
                 on_checkpoint=self._on_checkpoint,
                 collector=self._collector(),
+                publisher=self._publisher(),
                 history=history,
             )
         except NOT_COMMITTED:
@@ -210,6 +222,10 @@ class StatefulQuery:
     def _collector(self) -> Collector | None:
         retention = retention_of([item.plan for item in self._operators])
         return None if retention is None else collector_of(StorePlace(self._store, self._options), retention)
+
+    def _publisher(self) -> PublisherBeside | None:
+        publish = publish_of([item.plan for item in self._operators])
+        return None if publish is None else publisher_of(StorePlace(self._store, self._options), publish)
 
     @property
     def _uids(self) -> list[str]:
@@ -273,6 +289,16 @@ def retention_of(plans: Sequence[TaskPlan]) -> RetentionPolicy | None:
             f"{' and '.join(sorted(map(repr, named)))}"
         )
     return named.pop() if named else DEFAULT_RETENTION
+
+
+def publish_of(plans: Sequence[TaskPlan]) -> Publish | None:
+    """Return where the store of a query is published, None for nowhere."""
+    named = [plan.publish for plan in plans if plan.publish is not None]
+    if any(other != named[0] for other in named):
+        raise InvalidInputError(
+            f"the operators of a query share one store, which is published once; got {' and '.join(map(repr, named))}"
+        )
+    return named[0] if named else None
 
 
 def _opened(storage: Storage, now_ms: int) -> tuple[str, History]:

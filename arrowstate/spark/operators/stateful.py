@@ -11,6 +11,7 @@ from pyspark.sql.types import DataType, StructType
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.functions.dead_letters import dead_letter_table, dead_letters_name
+from arrowstate.publish.publication import Publish, check_publish, open_publisher
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.memory import TaskMemory
@@ -46,6 +47,7 @@ def stateful(
     on_error: Literal["fail", "dead_letter"] = "fail",
     dead_letters: str | None = None,
     retention: RetentionPolicy | None = DEFAULT_RETENTION,
+    publish: Publish | str | Path | None = None,
     storage_options: Mapping[str, Any] | None = None,
     memory_budget_bytes: int | Literal["auto"] | None = "auto",
     spill_dir: str | Path | None = None,
@@ -112,6 +114,11 @@ def stateful(
         `StateStore.collect` with its grace period of a day, after commits and one collection at a time. No commit waits
         for it, and a collection that fails is logged as a warning; `files_collected` and `collections_failed` in the
         progress count files and failures. Operators of one query must name the same, or leave it at the default.
+    publish
+        Where each micro-batch is published as open tables, see `StateStore.publish`: a folder or URL, or an
+        `arrowstate.Publish`. It is done beside the query by the process that commits, no commit waits for it, and a
+        publication that fails is logged as a warning. None publishes nothing. Operators of one query must
+        name the same, or none.
     storage_options
         As for `arrowstate.open_store`.
     memory_budget_bytes
@@ -191,9 +198,13 @@ def stateful(
     check_broadcasts(broadcast or {})
     given = pa.schema([(name, arrow_type(kind)) for name, kind in types.items()])
     check_retention(retention)
+    asked_tables = check_publish(publish)
     memory = TaskMemory.asked(source.sparkSession, memory_budget_bytes, spill_dir)
     dead_name = dead_letters_name(uid, on_error, dead_letters)
     opened = asked.open(storage_options)
+    if asked_tables is not None:
+        # A place that cannot be is refused now rather than logged after each commit.
+        open_publisher(opened.storage, "", asked_tables)
     if before is not None and before.store != opened.url:
         raise InvalidInputError(
             f"the operators of a query share one store, so that one log entry has all of them; {uid!r} is in "
@@ -219,6 +230,7 @@ def stateful(
         storage_options=storage_options,
         dead_letters=dead,
         retention=retention,
+        publish=asked_tables,
         memory=memory,
     )
     node = QueryOperator(

@@ -19,7 +19,14 @@ from arrowstate.spark.operators.declaring import (
     check_uids,
     with_readers,
 )
-from arrowstate.spark.operators.query import BatchFrames, QueryOperator, StatefulQuery, retention_of, uids_of
+from arrowstate.spark.operators.query import (
+    BatchFrames,
+    QueryOperator,
+    StatefulQuery,
+    publish_of,
+    retention_of,
+    uids_of,
+)
 from arrowstate.spark.operators.task import OperatorPlan
 from arrowstate.spark.places import StorePlace
 from arrowstate.spark.read.idle import and_idle
@@ -255,6 +262,7 @@ def write_stream(
     operators = tuple(with_readers(item, operators, functions) for item in operators)
     plans = [item.plan for item in operators]
     retention_of(plans)
+    publish_of(plans)
     uids = uids_of(plans)
     storage = open_store(first.store, storage_options=plans[0].storage_options).storage
     checkpoint = CommitLog(storage).latest_checkpoint()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from arrowstate.clock import new_id
 from arrowstate.errors import InvalidInputError
 from arrowstate.functions.dead_letters import dead_letters_name
+from arrowstate.publish.publication import Publish, check_publish, open_publisher
 from arrowstate.schema.descriptors import StateDescriptor, TimeToLive
 from arrowstate.schema.layout import key_documents
 from arrowstate.schema.versions import evolve_state
@@ -59,6 +60,7 @@ def keyed_sink(
     allow_non_restored_state: bool = False,
     on_checkpoint: Listener | None = None,
     retention: RetentionPolicy | None = DEFAULT_RETENTION,
+    publish: Publish | str | Path | None = None,
     storage_options: Mapping[str, Any] | None = None,
     memory_budget_bytes: int | Literal["auto"] | None = "auto",
     spill_dir: str | Path | None = None,
@@ -152,6 +154,10 @@ def keyed_sink(
         `StateStore.collect` with its grace period of a day, after commits and one collection at a time. No commit waits
         for it, and a collection that fails is logged as a warning; `files_collected` and `collections_failed` in the
         progress count files and failures.
+    publish
+        Where each micro-batch is published as open tables, see `StateStore.publish`: a folder or URL, or an
+        `arrowstate.Publish`. It is done beside the query by the process that commits, no commit waits for it, and a
+        publication that fails is logged as a warning. None publishes nothing.
     storage_options
         As for `arrowstate.open_store`, of values that JSON has; what is left out comes from the environment of each
         process. Spark's plans and logs do not print them.
@@ -243,8 +249,12 @@ def keyed_sink(
     inputs.take(StreamColumns(stream), key_documents(asked.key), {})
     storage_options_text(storage_options)
     check_retention(retention)
+    asked_tables = check_publish(publish)
     memory = TaskMemory.asked(stream.sparkSession, memory_budget_bytes, spill_dir)
     opened = asked.open(storage_options)
+    if asked_tables is not None:
+        # A place that cannot be is refused now rather than logged after each commit.
+        open_publisher(opened.storage, "", asked_tables)
     check_alone([uid, *([] if aside is None else [aside])], opened.checkpoint, opened.url)
     before = opened.operator
     check_no_operator_state(before, opened.url)
@@ -270,6 +280,7 @@ def keyed_sink(
         names=rows.columns,
         dropped=left_out,
         retention=retention,
+        publish=asked_tables,
         storage_options=storage_options,
         memory=memory,
         **found,

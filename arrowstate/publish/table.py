@@ -1,0 +1,568 @@
+"""One table of a publication: an Iceberg table that goes from version to version by files that are never changed.
+
+The next version follows from the one before and from checkpoints of the log, and from nothing else: two publishers that
+go on from one version write the same bytes. `v<N>.metadata.json` is created only if it is absent, so of two that differ
+one wins, and the other goes on from there. Specification: formats/spec/publication.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError
+from arrowstate.log.entries import CommittedEntry
+from arrowstate.publish.content import CheckpointTables, TableFile, place_of, written
+from arrowstate.publish.deletes import write_positions, write_puffin
+from arrowstate.publish.manifests import (
+    DATA,
+    DELETED,
+    DELETES,
+    Entry,
+    delete_file,
+    list_bytes,
+    manifest_bytes,
+    manifest_file,
+    new_entry,
+    read_list,
+    read_manifest,
+)
+from arrowstate.publish.types import iceberg_schema
+from arrowstate.schema.fields import Field
+from arrowstate.storage.base import Outcome, Storage
+from arrowstate.storage.parallel import delete_all, in_parallel
+from arrowstate_formats.state_columns import HASH_COLUMN, HIDDEN_FIELD_IDS
+
+_VERSION = re.compile(r"v([0-9]+)\.metadata\.json")
+_HINT = "version-hint.text"
+_MOST_MANIFESTS = 8
+"""With more manifests of data the smallest becomes part of the new one."""
+
+_VERSIONS_KEPT = 100
+_LONGEST_PROPERTIES = 1024
+"""Characters of the properties of a checkpoint that a snapshot repeats; longer ones stay in the store alone."""
+
+_CHECKSUM = "arrowstate.checksum"
+_NO_CHECKSUM = "0" * 32
+STORE, STORE_URL, OPERATOR, STATE = (f"arrowstate.{name}" for name in ("store-id", "store-url", "operator", "state"))
+NUMBER, ENTRY, CHECKPOINT = (f"arrowstate.{name}" for name in ("log-number", "log-entry", "checkpoint-id"))
+
+MAIN = "main"
+"""The branch of the newest checkpoint."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a table as it is stored."""
+
+    number: int
+    metadata: Json
+
+    @property
+    def current(self) -> Json | None:
+        """The newest snapshot."""
+        wanted = self.metadata["current-snapshot-id"]
+        return next((item for item in self.metadata["snapshots"] if item["snapshot-id"] == wanted), None)
+
+
+@dataclass
+class Files:
+    """Reads and writes the files of publications, and keeps those that the next version needs again."""
+
+    target: Storage
+    bytes_written: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _known: dict[str, Any] = field(default_factory=dict)
+
+    def put(self, path: str, data: bytes) -> str:
+        """Write a file and return its URL."""
+        with self._lock:
+            self.bytes_written += len(data)
+        written(self.target, path, data)
+        return place_of(self.target, path)
+
+    def manifests(self, snapshot: Json) -> list[Json]:
+        """Return what the manifest list of a snapshot says."""
+        path = snapshot["manifest-list"]
+        return self._once(path, lambda: read_list(self._read(path), path=path))
+
+    def entries(self, manifest: Json) -> tuple[list[Entry], dict[str, str]]:
+        """Return what `read_manifest` does."""
+        path = manifest["manifest_path"]
+        # A manifest has other row ids in a list that names it first.
+        key = f"{path} {manifest.get('first_row_id')}"
+        return self._once(key, lambda: read_manifest(self._read(path), manifest))
+
+    def own(self, path: str) -> str | None:
+        """Return the path of a file of the target from its URL, None for one elsewhere."""
+        start = f"{place_of(self.target)}/"
+        return path.removeprefix(start) if path.startswith(start) else None
+
+    def _once(self, key: str, read: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            if len(self._known) > 512:
+                self._known.clear()
+            self._known[key] = read()
+        return self._known[key]
+
+    def _read(self, path: str) -> bytes:
+        own = self.own(path)
+        if own is None:
+            raise CorruptDataError(path, f"it is not in {self.target.url}")
+        return self.target.read(own)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedCheckpoint:
+    """A checkpoint, and its tables."""
+
+    entry: CommittedEntry
+    tables: CheckpointTables
+
+    @property
+    def number(self) -> int:
+        return self.entry.document.number
+
+    @property
+    def snapshot_id(self) -> int:
+        """From the id of the commit, so that a checkpoint has one in all tables and by all publishers."""
+        return (xxhash.xxh3_64_intdigest(self.entry.document.commit_id.encode()) >> 1) or 1
+
+
+class Table:
+    """An Iceberg table in a folder of a storage."""
+
+    def __init__(self, files: Files, store_id: str, store_url: str, uid: str, name: str, version: int) -> None:
+        self.uid, self.name = uid, name
+        self.folder = f"{uid}/{name}"
+        self._files = files
+        self._store_id, self._store_url = store_id, store_url
+        self._format = version
+
+    def newest(self) -> Version | None:
+        """Return the newest version, None if there is none."""
+        return newest_version(self._files.target, self.folder)
+
+    @property
+    def name_in_store(self) -> tuple[str, str]:
+        """The operator uid and the name of the state."""
+        return self.uid, self.name
+
+    def is_own(self, version: Version) -> bool:
+        """Whether this store has published the table."""
+        return bool(version.metadata["properties"].get(STORE) == self._store_id)
+
+    def check(self, version: Version) -> None:
+        """Refuse a table that another store has published, or in another version of Iceberg."""
+        properties, place = version.metadata["properties"], place_of(self._files.target, self.folder)
+        if not self.is_own(version):
+            raise InvalidInputError(
+                f"{place} is a table of the store with the id {properties.get(STORE)}, this one has the id "
+                f"{self._store_id}; publish to another place, or delete the folder"
+            )
+        if version.metadata["format-version"] != self._format:
+            raise InvalidInputError(
+                f"{place} is a table of Iceberg version {version.metadata['format-version']}, asked for was version "
+                f"{self._format}; publish to another place"
+            )
+
+    def is_of_another_place(self, version: Version) -> bool:
+        """Whether the store, or the table, has been moved since: then no file is where the version says."""
+        metadata = version.metadata
+        moved = metadata["location"] != place_of(self._files.target, self.folder)
+        return moved or metadata["properties"].get(STORE_URL) != self._store_url
+
+    def _known_files(self, snapshot: Json | None) -> set[str]:
+        """Return the data files of a snapshot."""
+        if snapshot is None:
+            return set()
+        manifests = [item for item in self._files.manifests(snapshot) if item["content"] == DATA]
+        return {entry["data_file"]["file_path"] for item in manifests for entry in self._files.entries(item)[0]}
+
+    def metadata_after(
+        self,
+        before: Version | None,
+        *,
+        base: Json | None,
+        kept: Sequence[Json],
+        new: Sequence[PublishedCheckpoint],
+        refs: Mapping[str, int],
+    ) -> Json:
+        """Write what new snapshots need, and return the metadata that follows.
+
+        `base` is the snapshot that the first new one changes, `kept` are those that stay, and `refs` has the number of
+        the log entry of each tag.
+        """
+        old = None if before is None else before.metadata
+        metadata = _fresh(self._identity(), self._format) if old is None else json.loads(json.dumps(old))
+        metadata["location"] = place_of(self._files.target, self.folder)
+        metadata["properties"] |= self._properties()
+        metadata["snapshots"] = list(kept)
+        main = base
+        for checkpoint in new:
+            is_main = main is None or checkpoint.number > int(main["summary"][NUMBER])
+            snapshot = self._add(metadata, main, checkpoint, is_main=is_main)
+            metadata["snapshots"].append(snapshot)
+            if is_main:
+                main = snapshot
+                metadata["current-snapshot-id"] = snapshot["snapshot-id"]
+                metadata["current-schema-id"] = snapshot["schema-id"]
+                stamp = max(metadata["last-updated-ms"], snapshot["timestamp-ms"])
+                metadata["snapshot-log"].append({"timestamp-ms": stamp, "snapshot-id": snapshot["snapshot-id"]})
+                metadata["last-updated-ms"] = stamp
+        _tidy(metadata, {} if main is None else {MAIN: main["snapshot-id"]}, refs)
+        if before is not None and old is not None:
+            place = place_of(self._files.target, f"{self.folder}/metadata/v{before.number}.metadata.json")
+            metadata["metadata-log"].append({"timestamp-ms": old["last-updated-ms"], "metadata-file": place})
+            del metadata["metadata-log"][:-_VERSIONS_KEPT]
+        return metadata
+
+    def commit(self, before: Version | None, metadata: Json) -> Version | None:
+        """Make metadata the version after one; None if another publisher was first."""
+        target, number = self._files.target, 1 if before is None else before.number + 1
+        metadata["properties"][_CHECKSUM] = _NO_CHECKSUM
+        text = json.dumps(metadata, separators=(",", ":"), ensure_ascii=False)
+        digest = xxhash.xxh3_128_hexdigest(text.encode())
+        metadata["properties"][_CHECKSUM] = digest
+        data = text.replace(f'"{_CHECKSUM}":"{_NO_CHECKSUM}"', f'"{_CHECKSUM}":"{digest}"', 1).encode()
+        folder = f"{self.folder}/metadata"
+        if target.put_if_absent(f"{folder}/v{number}.metadata.json", data, digest) is Outcome.LOST:
+            return None
+        self._files.bytes_written += len(data)
+        hinted = hinted_version(target, self.folder)
+        if hinted is None or hinted < number:
+            target.put_hint(f"{folder}/{_HINT}", str(number).encode())
+        return Version(number, metadata)
+
+    def delete_unneeded(self, version: Version) -> None:
+        """Delete what the version before names and this one does not.
+
+        That is done before the next version is made, so that a reader has from one publication to the next to finish,
+        and who is killed in the middle of it begins again.
+        """
+        target, folder = self._files.target, f"{self.folder}/metadata"
+        before = _read_version(target, self.folder, version.number - 1)
+        if before is None:
+            return
+        ids = {item["snapshot-id"] for item in version.metadata["snapshots"]}
+        dropped = [item for item in before.metadata["snapshots"] if item["snapshot-id"] not in ids]
+        if dropped:
+            there = self._named_by(version.metadata["snapshots"], missing_ok=True)
+            # Lists last: what is left after a kill is found by them.
+            for gone, held in zip(self._named_by(dropped, missing_ok=True), there, strict=True):
+                delete_all(target, sorted(gone - held))
+        if version.number > _VERSIONS_KEPT:
+            target.delete(f"{folder}/v{version.number - _VERSIONS_KEPT}.metadata.json")
+
+    def _named_by(self, snapshots: Iterable[Json], *, missing_ok: bool = False) -> tuple[set[str], set[str], set[str]]:
+        """Return the files of the target that snapshots need: of rows, manifests, lists of manifests."""
+        own = self._files.own
+        rows: set[str | None] = set()
+        manifests: set[str | None] = set()
+        lists: set[str | None] = set()
+        for snapshot in snapshots:
+            lists.add(own(snapshot["manifest-list"]))
+            with suppress(MissingFileError) if missing_ok else nullcontext():
+                for manifest in self._files.manifests(snapshot):
+                    manifests.add(own(manifest["manifest_path"]))
+                    rows.update(own(entry["data_file"]["file_path"]) for entry in self._files.entries(manifest)[0])
+        found = [{path for path in paths if path is not None} for paths in (rows, manifests, lists)]
+        return found[0], found[1], found[2]
+
+    def _identity(self) -> str:
+        text = f"{self._store_id} {self.uid} {self.name}"
+        return str(uuid.UUID(xxhash.xxh3_128_hexdigest(text.encode())))
+
+    def _properties(self) -> dict[str, str]:
+        return {
+            STORE: self._store_id,
+            STORE_URL: self._store_url,
+            OPERATOR: self.uid,
+            STATE: self.name,
+            # The files belong to the store; an engine that expires snapshots must not delete them.
+            "gc.enabled": "false",
+        }
+
+    def _add(self, metadata: Json, base: Json | None, checkpoint: PublishedCheckpoint, *, is_main: bool) -> Json:
+        """Write the manifests of a snapshot and return it; the counters of the metadata go on."""
+        metadata["last-sequence-number"] += 1
+        sequence, snapshot_id = metadata["last-sequence-number"], checkpoint.snapshot_id
+        content = None
+        if self.name_in_store in checkpoint.tables.names:
+            content = checkpoint.tables.content(*self.name_in_store, self._format, self._known_files(base), sequence)
+        if content is None:
+            schema = next(item for item in metadata["schemas"] if item["schema-id"] == metadata["current-schema-id"])
+        else:
+            schema = _schema_in(metadata, content.fields, self._format, is_sorted=content.is_sorted)
+        building = _Building(self._files, self.folder, self._format, snapshot_id, sequence, schema)
+        before = [] if base is None else self._files.manifests(base)
+        files = {} if content is None else content.files
+        manifests = building.data([item for item in before if item["content"] == DATA], files)
+        manifests += building.deletes([item for item in before if item["content"] == DELETES], files)
+        first_row = metadata.get("next-row-id")
+        if first_row is not None:
+            for manifest in manifests:
+                if manifest["content"] == DATA and manifest["first_row_id"] is None:
+                    manifest["first_row_id"] = metadata["next-row-id"]
+                    metadata["next-row-id"] += manifest["added_rows_count"] + manifest["existing_rows_count"]
+        parent = None if base is None or not is_main else base["snapshot-id"]
+        data = list_bytes(manifests, version=self._format, snapshot_id=snapshot_id, parent=parent, sequence=sequence)
+        name = f"{self.folder}/metadata/snap-{snapshot_id}-{_digest(data)}.avro"
+        out: Json = {
+            "sequence-number": sequence,
+            "snapshot-id": snapshot_id,
+            "timestamp-ms": checkpoint.entry.document.committed_at_ms,
+            "summary": _summary(checkpoint, building, files),
+            "manifest-list": self._files.put(name, data),
+            "schema-id": schema["schema-id"],
+        }
+        if parent is not None:
+            out["parent-snapshot-id"] = parent
+        if first_row is not None:
+            out |= {"first-row-id": first_row, "added-rows": metadata["next-row-id"] - first_row}
+        return out
+
+
+@dataclass
+class _Building:
+    """The manifests of one snapshot, those of the snapshot before used again where they still hold."""
+
+    files: Files
+    folder: str
+    version: int
+    snapshot_id: int
+    sequence: int
+    schema: Json
+    added: int = 0
+    removed: int = 0
+
+    def data(self, before: Sequence[Json], wanted: Mapping[str, TableFile]) -> list[Json]:
+        """Return the manifests of data files."""
+        kept, entries, have = [], [], set()
+        for manifest in before:
+            own = self.files.entries(manifest)[0]
+            paths = {entry["data_file"]["file_path"] for entry in own}
+            have |= paths
+            if not paths:
+                # All that it had was deleted before.
+                continue
+            if paths <= wanted.keys():
+                kept.append((len(own), manifest))
+            else:
+                entries += own
+        new = [wanted[path] for path in wanted if path not in have]
+        if new or entries:
+            kept.sort(key=lambda item: (-item[0], item[1]["manifest_path"]))
+            while len(kept) >= _MOST_MANIFESTS:
+                entries += self.files.entries(kept.pop()[1])[0]
+        self.added, self.removed = len(new), len(have - wanted.keys())
+        entries = [
+            entry
+            if entry["data_file"]["file_path"] in wanted
+            else {**entry, "status": DELETED, "snapshot_id": self.snapshot_id}
+            for entry in entries
+        ]
+        described = in_parallel(
+            self.files.target, lambda file: file.described(self.version), new, name="twins", writes=True
+        )
+        entries += [new_entry(file, self.snapshot_id) for file in described]
+        return [manifest for _, manifest in kept] + self._manifest(entries, DATA)
+
+    def deletes(self, before: Sequence[Json], wanted: Mapping[str, TableFile]) -> list[Json]:
+        """Return the manifest of dead rows, if there are any."""
+        pieces = {path: file.pieces for path, file in wanted.items() if file.pieces}
+        known: dict[str, Entry] = {}
+        pieces_before: dict[str, str] = {}
+        for manifest in before:
+            entries, noted = self.files.entries(manifest)
+            pieces_before |= noted
+            known |= {entry["data_file"]["referenced_data_file"]: entry for entry in entries}
+        if pieces == pieces_before:
+            return list(before)
+        same = {path for path, text in pieces.items() if pieces_before.get(path) == text}
+        entries = [known[path] for path in pieces if path in same and path in known]
+        changed = [path for path in pieces if path not in same]
+        made = in_parallel(
+            self.files.target, lambda path: self._dead_rows(path, wanted[path]), changed, name="deletes", writes=True
+        )
+        entries += [new_entry(file, self.snapshot_id) for file in made if file is not None]
+        return self._manifest(entries, DELETES, pieces)
+
+    def _dead_rows(self, path: str, file: TableFile) -> Json | None:
+        """Write the dead rows of a data file, and return what a manifest says of them; None where there are none."""
+        dead = file.dead_rows()
+        if not dead.count:
+            return None
+        place: tuple[int, int] | None = None
+        if self.version >= 3:
+            data, place = write_puffin(path, dead)
+        else:
+            data = write_positions(path, dead)
+        extension = "parquet" if place is None else "puffin"
+        url = self.files.put(f"{self.folder}/data/{self.snapshot_id}-{_digest(data)}.{extension}", data)
+        return delete_file(url, size=len(data), version=self.version, data_path=path, count=dead.count, place=place)
+
+    def _manifest(self, entries: Sequence[Entry], content: int, pieces: Mapping[str, str] | None = None) -> list[Json]:
+        if not entries:
+            return []
+        data = manifest_bytes(entries, content=content, version=self.version, schema=self.schema, pieces=pieces)
+        path = f"{self.folder}/metadata/{self.snapshot_id}-{_digest(data)}.avro"
+        return [
+            manifest_file(
+                entries,
+                path=self.files.put(path, data),
+                length=len(data),
+                content=content,
+                version=self.version,
+                snapshot_id=self.snapshot_id,
+                sequence=self.sequence,
+            )
+        ]
+
+
+def newest_version(target: Storage, folder: str) -> Version | None:
+    """Return the newest version of a table in a folder, None if there is none."""
+    number = hinted_version(target, folder)
+    found = None if number is None else _read_version(target, folder, number)
+    if found is None:
+        names = [path.rpartition("/")[2] for path in target.list(f"{folder}/metadata/v")]
+        numbers = [int(match[1]) for match in map(_VERSION.fullmatch, names) if match]
+        if not numbers:
+            return None
+        # A hint may be torn, or older than any version that is there.
+        found = _read_version(target, folder, max(numbers))
+    if found is None:
+        raise CorruptDataError(f"{folder}/metadata/v{max(numbers)}.metadata.json", "it is listed and missing")
+    # The hint is written after the version, or not at all.
+    while (following := _read_version(target, folder, found.number + 1)) is not None:
+        found = following
+    return found
+
+
+def hinted_version(target: Storage, folder: str) -> int | None:
+    """Return the number that the hint names, None without one."""
+    try:
+        text = target.read(f"{folder}/metadata/{_HINT}")
+    except MissingFileError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _read_version(target: Storage, folder: str, number: int) -> Version | None:
+    path = f"{folder}/metadata/v{number}.metadata.json"
+    try:
+        data = target.read(path)
+    except MissingFileError:
+        return None
+    try:
+        metadata = json.loads(data)
+        digest = metadata["properties"][_CHECKSUM]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptDataError(path, f"it is no metadata of a publication: {error}") from error
+    plain = data.replace(f'"{_CHECKSUM}":"{digest}"'.encode(), f'"{_CHECKSUM}":"{_NO_CHECKSUM}"'.encode(), 1)
+    if xxhash.xxh3_128_hexdigest(plain) != digest:
+        raise CorruptDataError(path, "it does not match its checksum")
+    return Version(number, metadata)
+
+
+def _digest(data: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def _fresh(identity: str, version: int) -> Json:
+    out: Json = {
+        "format-version": version,
+        "table-uuid": identity,
+        "location": "",
+        "last-sequence-number": 0,
+        "last-updated-ms": 0,
+        "last-column-id": 0,
+        "current-schema-id": 0,
+        "schemas": [],
+        "default-spec-id": 0,
+        "partition-specs": [{"spec-id": 0, "fields": []}],
+        "last-partition-id": 999,
+        "default-sort-order-id": 0,
+        "sort-orders": [{"order-id": 0, "fields": []}],
+        "properties": {},
+        "current-snapshot-id": -1,
+        "refs": {},
+        "snapshots": [],
+        "snapshot-log": [],
+        "metadata-log": [],
+    }
+    return {**out, "next-row-id": 0} if version >= 3 else out
+
+
+def _schema_in(metadata: Json, fields: Sequence[Field], version: int, *, is_sorted: bool) -> Json:
+    """Return the schema with these columns, which is added where there is none."""
+    wanted = iceberg_schema(fields, version)
+    for schema in metadata["schemas"]:
+        if schema["fields"] == wanted["fields"]:
+            return schema
+    schema = {**wanted, "schema-id": len(metadata["schemas"])}
+    metadata["schemas"].append(schema)
+    metadata["last-column-id"] = max(metadata["last-column-id"], _highest(fields))
+    if is_sorted and len(metadata["sort-orders"]) == 1:
+        by_hash = {
+            "transform": "identity",
+            "source-id": HIDDEN_FIELD_IDS[HASH_COLUMN],
+            "direction": "asc",
+            "null-order": "nulls-first",
+        }
+        metadata["sort-orders"].append({"order-id": 1, "fields": [by_hash]})
+        metadata["default-sort-order-id"] = 1
+    return schema
+
+
+def _highest(fields: Iterable[Field]) -> int:
+    return max((max(item.id, _highest(item.children)) for item in fields), default=0)
+
+
+def _tidy(metadata: Json, main: Mapping[str, int], tags: Mapping[str, int]) -> None:
+    """Set the refs, and leave out of the log what is no snapshot any more."""
+    ids = {int(item["summary"][NUMBER]): item["snapshot-id"] for item in metadata["snapshots"]}
+    refs = {name: {"snapshot-id": number, "type": "branch"} for name, number in main.items()}
+    for name, number in sorted(tags.items()):
+        if number in ids and name not in refs:
+            refs[name] = {"snapshot-id": ids[number], "type": "tag"}
+    metadata["refs"] = refs
+    held = set(ids.values())
+    metadata["snapshot-log"] = [item for item in metadata["snapshot-log"] if item["snapshot-id"] in held]
+    for snapshot in metadata["snapshots"]:
+        if snapshot.get("parent-snapshot-id") not in held:
+            snapshot.pop("parent-snapshot-id", None)
+
+
+def _summary(checkpoint: PublishedCheckpoint, building: _Building, files: Mapping[str, TableFile]) -> dict[str, str]:
+    document = checkpoint.entry.document
+    operation = "overwrite"
+    if document.kind == "compaction":
+        operation = "replace"
+    elif not building.removed and not any(file.pieces for file in files.values()):
+        operation = "append"
+    out = {
+        "operation": operation,
+        CHECKPOINT: str(document.checkpoint_id),
+        NUMBER: str(document.number),
+        ENTRY: checkpoint.entry.xxh3_128,
+        "total-records": str(sum(file.rows for file in files.values())),
+        "total-data-files": str(len(files)),
+        "arrowstate.live-rows": str(sum(file.live_rows for file in files.values())),
+    }
+    if document.watermark is not None:
+        out["arrowstate.watermark-ms"] = str(document.watermark)
+    properties = json.dumps(document.properties, separators=(",", ":"))
+    if document.properties and len(properties) <= _LONGEST_PROPERTIES:
+        out["arrowstate.properties"] = properties
+    return out

@@ -1,0 +1,257 @@
+"""Checkpoints published as Iceberg tables: what PyIceberg and Polars read there is what the store has."""
+
+import datetime
+import itertools
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import arrowstate
+from arrowstate.errors import CommitUnknownError, InvalidInputError, NotFoundError, StorageError
+from arrowstate.publish.publication import Publish, Publisher
+from arrowstate.publish.table import Files
+from arrowstate.storage.registry import open_storage
+from arrowstate.testing import Crashed, Fault, FaultyStorage
+from arrowstate.testing.faults import faults_of
+from every_kind import small_files
+from every_type import FLAT
+from long_form import LONG, TURN, every_nth, short_or_long
+from publications import History, compared, metadata_of
+from stores import TOTAL, backend_of, commit, totals_from
+from table_readers import by_polars, by_pyiceberg
+
+
+def test_what_pyiceberg_reads_is_what_the_store_has_whatever_happened_to_it(tmp_path):
+    for seed in range(100) if LONG else [TURN]:
+        with small_files():
+            history = History(tmp_path / str(seed), seed, keys=30)
+            for number in range(short_or_long(6, 10)):
+                history.happen()
+                publication = history.publish(3 if number % 3 else 2)
+                compared(history.store, publication, by_pyiceberg, newest_only=not LONG and number < 5)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def crashed_at(store, target, number, fault):
+    """Publish with a fault at a call of either storage; return whether there were as many calls."""
+    calls = itertools.count(1)
+
+    def choose(call):
+        wanted = fault if fault in faults_of(call.verb) else Fault.FAIL_AFTER
+        return wanted if next(calls) == number else None
+
+    own, place = FaultyStorage(store.storage, choose), FaultyStorage(target, choose)
+    with suppress(Crashed, StorageError, CommitUnknownError):
+        Publisher(own, store.store_id, place, Publish(to=target.url, history=2)).publish()
+    return own.calls + place.calls >= number
+
+
+@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL_AFTER, Fault.TORN])
+def test_after_a_publication_that_died_at_any_call_the_next_is_right_and_leaves_nothing_behind(tmp_path, fault):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = totals_from(rows=3000)
+    commit(store, {"op": [backend]}, format="parquet")
+    target = open_storage(tmp_path / "tables", create=True)
+    number = 0
+    while number < 10_000:
+        number += 1
+        if not every_nth(short_or_long(9, 1), number):
+            continue
+        # New rows of a run that needs a twin, and dead rows in the run before.
+        backend.state(TOTAL).add_batch(pa.array(range(number % 50)), pa.array([1] * (number % 50)))
+        commit(store, {"op": [backend]}, format="arrow")
+        died = crashed_at(store, target, number, fault)
+        publication = store.publish(tmp_path / "tables", history=2)
+        compared(store, publication, by_pyiceberg, newest_only=True)
+        listed = [
+            int(item["summary"]["arrowstate.log-number"])
+            for item in metadata_of(publication.tables[0].metadata)["snapshots"]
+        ]
+        assert sorted(int(tag.rpartition("-")[2]) for tag in store.tags()) == sorted(listed)
+        if not died:
+            break
+
+    assert not died
+    assert number > 30
+
+
+def test_two_publishers_write_the_same_bytes(tmp_path):
+    with small_files():
+        history = History(tmp_path, 7)
+        for _ in range(2):
+            history.step()
+            history.checkpoint()
+        ways = []
+        for _ in range(2):
+            history.store.publish(tmp_path / "tables")
+            ways.append(files_of(tmp_path / "tables"))
+            shutil.rmtree(tmp_path / "tables")
+
+    assert ways[0] == ways[1]
+    assert len(ways[0]) > 20
+
+
+def test_of_two_publishers_at_once_one_makes_the_version_and_both_say_so(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    commit(store, {"op": [totals_from()]})
+    target = open_storage(tmp_path / "tables", create=True)
+    backend = totals_from(start=5)
+
+    def choose(call):
+        # Another one publishes a newer checkpoint in the moment before the commit.
+        if call.verb == "put_if_absent" and not others:
+            commit(store, {"op": [backend]}, allow_dropped_state=True)
+            others.append(store.publish(tmp_path / "tables"))
+
+    others = []
+    slow = Publisher(store.storage, store.store_id, FaultyStorage(target, choose), Publish(to=target.url))
+    publication = slow.publish()
+
+    assert [publication.tables[0].version, publication.tables[0].is_new] == [1, False]
+    assert others[0].tables[0].is_new
+    compared(store, others[0], by_pyiceberg)
+
+
+def test_a_publication_of_a_collected_store_lists_only_what_is_there(tmp_path):
+    with small_files():
+        history = History(tmp_path, 3)
+        for _ in range(4):
+            history.step()
+            history.checkpoint()
+            publication = history.publish(3, history=2)
+        history.store.collect(arrowstate.RetentionPolicy(count=1)).apply()
+
+        # What is listed is held, so every snapshot can be read after a collection as before.
+        assert compared(history.store, publication, by_polars) == 2 * len(publication.tables)
+
+
+def test_a_store_that_was_moved_is_published_again_and_its_old_paths_are_listed_no_more(tmp_path):
+    commit(arrowstate.open_store(tmp_path / "a", create=True), {"op": [totals_from()]}, format="parquet")
+    arrowstate.open_store(tmp_path / "a").publish(tmp_path / "tables")
+    (tmp_path / "a").rename(tmp_path / "b")
+    store = arrowstate.open_store(tmp_path / "b")
+
+    publication = store.publish(tmp_path / "tables")
+
+    assert compared(store, publication, by_pyiceberg) == 1
+    assert str(tmp_path / "a") not in json.dumps(metadata_of(publication.tables[0].metadata)["snapshots"])
+
+
+def test_the_place_of_another_store_or_version_and_one_in_the_store_are_refused(tmp_path):
+    stores = [arrowstate.open_store(tmp_path / name, create=True) for name in "ab"]
+    for store in stores:
+        commit(store, {"op": [totals_from()]})
+    stores[0].publish(tmp_path / "tables")
+    before = files_of(tmp_path)
+
+    with pytest.raises(InvalidInputError, match="is a table of the store with the id"):
+        stores[1].publish(tmp_path / "tables")
+    with pytest.raises(InvalidInputError, match="is a table of Iceberg version 3, asked for was version 2"):
+        stores[0].publish(tmp_path / "tables", version=2)
+    with pytest.raises(InvalidInputError, match="in two folders, neither inside the other"):
+        stores[0].publish(tmp_path / "a" / "tables")
+    with pytest.raises(NotFoundError, match=r"no state 'op\.totl' to publish; checkpoint 1 has op\.total"):
+        stores[0].publish(tmp_path / "tables", states=["op.totl"])
+    (tmp_path / "a" / "tables").rmdir()
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("format", ["arrow", "parquet"])
+def test_every_type_is_read_as_it_is_or_as_its_column_says(tmp_path, version, format):
+    given = {kind: value for kind, value in FLAT.items() if format == "arrow" or not pa.types.is_null(kind)}
+    fields = [pa.field(f"a b\"{number}'", kind) for number, kind in enumerate(given)]
+    nested = pa.struct([("in", pa.list_(pa.struct([("s", pa.duration("s")), ("n", pa.uint64())])))])
+    kind = pa.struct([*fields, pa.field("m", pa.map_(pa.string(), pa.float16())), pa.field("n", nested)])
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = backend_of()
+    value = dict(zip([item.name for item in fields], given.values(), strict=True))
+    value |= {"m": [("k", 1.5)], "n": {"in": [{"s": datetime.timedelta(5), "n": 2**63}, None]}}
+    state = backend.state(arrowstate.ValueStateDescriptor("every-type", kind))
+    state.update_batch([1, 2, 3], pa.array([value, dict.fromkeys(value), value], kind))
+    commit(store, {"op.1": [backend]}, format=format)
+
+    publication = store.publish(tmp_path / "tables", version=version)
+
+    assert compared(store, publication, by_pyiceberg) == 1
+    assert compared(store, publication, by_polars) == 1
+    docs = {
+        item["name"]: item.get("doc") for item in metadata_of(publication.tables[0].metadata)["schemas"][0]["fields"]
+    }
+    by_type = {str(item.type): docs[item.name] for item in fields}
+    assert by_type["bool"] is None
+    assert by_type["timestamp[ns]"] == "timestamps of nanoseconds, cut to microseconds"
+    assert by_type["uint64"] == "uint64 as decimal128(20, 0)"
+
+
+def test_a_type_that_no_table_has_is_refused_by_its_column_before_anything_is_written(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = totals_from()
+    backend.state(arrowstate.ValueStateDescriptor("debt", pa.decimal256(60, 2)))
+    commit(store, {"op": [backend]})
+
+    with pytest.raises(
+        InvalidInputError, match=r"^debt has the type decimal256\(60, 2\), for which open tables have none"
+    ):
+        store.publish(tmp_path / "tables")
+
+    assert files_of(tmp_path / "tables") == {}
+    assert compared(store, store.publish(tmp_path / "tables", states=["op.total"]), by_pyiceberg) == 1
+
+
+def test_engines_prune_by_the_hash_of_the_key(tmp_path):
+    from pyiceberg.expressions import GreaterThan
+    from pyiceberg.table import StaticTable
+
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backends = [
+        backend_of(key_groups=arrowstate.key_group_range(128, parallelism=4, subtask=subtask)) for subtask in range(4)
+    ]
+    keys = pa.array(range(20_000))
+    for backend in backends:
+        low, high = backend.key_groups.hash_bounds(128)
+        hashes = pc.and_(
+            pc.greater_equal(arrowstate.key_hash(keys), low), pc.less_equal(arrowstate.key_hash(keys), high)
+        )
+        own = keys.filter(hashes)
+        backend.state(TOTAL).add_batch(own, own)
+    commit(store, {"op": backends}, format="parquet")
+    table = StaticTable.from_metadata(store.publish(tmp_path / "tables").tables[0].metadata)
+
+    above = table.scan(row_filter=GreaterThan("_key_hash", 2**62))
+
+    assert len(list(table.scan().plan_files())) == 4
+    assert len(list(above.plan_files())) == 1
+    assert above.to_arrow().num_rows == pc.sum(pc.greater(arrowstate.key_hash(keys), 2**62)).as_py()
+
+
+def test_rows_keep_their_row_ids_while_their_file_lives(tmp_path):
+    with small_files():
+        history = History(tmp_path, 5)
+        for _ in range(6):
+            history.step()
+            history.checkpoint()
+            tables = history.publish(3, history=10).tables
+    for table in tables:
+        metadata = metadata_of(table.metadata)
+        target = Files(open_storage(tmp_path / "tables-3"))
+        ids: dict[str, int] = {}
+        rows: dict[str, int] = {}
+        for snapshot in metadata["snapshots"]:
+            for manifest in target.manifests(snapshot):
+                for entry in target.entries(manifest)[0] if manifest["content"] == 0 else ():
+                    file = entry["data_file"]
+                    first = ids.setdefault(file["file_path"], file["first_row_id"])
+                    assert file["first_row_id"] == first
+                    rows[file["file_path"]] = file["record_count"]
+        ranges = sorted((first, first + rows[path]) for path, first in ids.items())
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(ranges))
+        assert max((end for _, end in ranges), default=0) <= metadata["next-row-id"]
