@@ -57,6 +57,7 @@ class Sink:
     run_id: str = "run-1"
     dropped: Sequence[str] = ()
     retention: arrowstate.RetentionPolicy | None = None
+    publish: arrowstate.Publish | None = None
 
     def but(self, **changes: Any) -> Sink:
         """The same sink after a start with other settings."""
@@ -78,6 +79,7 @@ class Sink:
             names=[str(place) for place in range(number)],
             states=states,
             retention=self.retention,
+            publish=self.publish,
             parallelism=self.parallelism,
             max_parallelism=self.max_parallelism,
             dropped=list(self.dropped),

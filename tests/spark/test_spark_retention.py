@@ -13,7 +13,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import InvalidInputError, StorageError
-from arrowstate.spark import collecting
+from arrowstate.spark import collecting, keyed_sink
 from arrowstate.spark.collecting import new_collector
 from arrowstate.spark.places import StorePlace
 from arrowstate.upkeep.beside import Collector
@@ -227,3 +227,30 @@ def test_a_retention_that_is_none_is_refused(stream: Any) -> None:
     ]
     with pytest.raises(InvalidInputError, match="share one store, which has one retention; got .*count=1.*count=2"):
         write_stream(*two)
+
+
+def test_a_sink_publishes_each_micro_batch_beside_the_query(sink: Any, make_rows: Any, tmp_path: Any) -> None:
+    publishing = sink.but(publish=arrowstate.Publish(to=tmp_path / "tables"))
+
+    for number in range(2):
+        publishing.run(number, make_rows(number))
+    ((_, _, publisher),) = collecting._publishers.values()
+    publisher.join()
+
+    publication = arrowstate.open_store(sink.store).publish(tmp_path / "tables")
+    assert publication.tables
+    assert {(table.checkpoint_id, table.is_new) for table in publication.tables} == {(2, False)}
+
+
+def test_a_place_inside_the_store_is_refused_before_the_query_starts(spark: Any, tmp_path: Any) -> None:
+    with pytest.raises(InvalidInputError, match="in two folders, neither inside the other"):
+        keyed_sink(
+            spark.readStream.format("rate").load(),
+            store=tmp_path / "store",
+            uid="op",
+            key=["value"],
+            states=[arrowstate.ReducingStateDescriptor("n", pa.int64(), reduce="count")],
+            columns={"n": "value"},
+            parallelism=1,
+            publish=tmp_path / "store" / "tables",
+        )

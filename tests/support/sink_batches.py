@@ -11,7 +11,7 @@ import pyarrow as pa
 import arrowstate
 from arrowstate.clock import new_id, now_ms
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.spark.collecting import collector_of
+from arrowstate.spark.collecting import collector_of, publisher_of
 from arrowstate.spark.commit import BatchWork, OperatorWork, commit_batch, take_over
 from arrowstate.spark.micro_batches import MicroBatch, is_committed, stored_state
 from arrowstate.spark.operators.query import uids_of
@@ -64,7 +64,9 @@ def commit(
     )
     place = StorePlace(plan.store, plan.storage_options)
     collector = None if plan.retention is None else collector_of(place, plan.retention)
-    return commit_batch(storage, uids_of([plan]), work, on_checkpoint=on_checkpoint, collector=collector, **clock)
+    publisher = None if plan.publish is None else publisher_of(place, plan.publish)
+    told = {"collector": collector, "publisher": publisher}
+    return commit_batch(storage, uids_of([plan]), work, on_checkpoint=on_checkpoint, **told, **clock)
 
 
 def run(plan: SinkPlan, batch: MicroBatch, rows: pa.Table, *, time: int | None = None) -> LogEntryDocument | None:
