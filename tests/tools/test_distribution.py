@@ -21,6 +21,7 @@ import pyarrow as pa
 import sys
 import arrowstate
 from arrowstate.cli import warm
+from arrowstate.runtime import Job, TableSource
 from arrowstate_formats.compiled import KERNELS
 
 backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
@@ -31,6 +32,20 @@ with store.writer() as writer:
     writer.checkpoint({"counter": [backend]})
 assert store.sql("select user, clicks from counter.clicks order by user").fetchall() == [("u", 4), ("v", 2)]
 warm._import_kernels()
+
+
+class Total(arrowstate.BatchFunction):
+    def open(self, context):
+        self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+
+    def process_batch(self, batch, context):
+        self.total.add_batch(context.group_keys(batch), batch["v"])
+
+
+# The processes of a job need nothing more.
+job = Job(sys.argv[1] + "-job", parallelism=2)
+job.source(TableSource(pa.table({"k": [1, 2, 1], "v": [3, 4, 5]})), uid="in").stateful(Total(), key=["k"], uid="op")
+assert job.run().sql("select k, total from op.total order by k").fetchall() == [(1, 8), (2, 4)]
 assert all(kernel.is_in_library for kernel in KERNELS)
 """
 

@@ -1,7 +1,8 @@
-"""An installed wheel in a new environment: its packages and megabytes, and the seconds of its first calls.
+"""An installed wheel in a new environment: its packages and megabytes, the seconds of its first calls, and memory.
 
 The wheel is built of this checkout; packages come from the registry that pip is set up for. First calls run in a new
-process each: `import arrowstate`, the first `add_batch`, and a checkpoint with a query over it.
+process each: `import arrowstate`, the first `add_batch`, and a checkpoint with a query over it. Memory is what is
+resident after each, libraries that processes share among it, and what a slot of a job has at its first rows.
 """
 
 from __future__ import annotations
@@ -20,22 +21,40 @@ _ROOT = Path(__file__).resolve().parents[2]
 _TOOLS = ("pip", "setuptools", "wheel")
 _FIRST_CALLS = """
 import json, os, sys, time
+
+def resident():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
 started = time.perf_counter(); used = time.process_time()
 import arrowstate
-imported = time.perf_counter() - started, time.process_time() - used
+imported = time.perf_counter() - started, time.process_time() - used, resident()
 import pyarrow as pa
 started = time.perf_counter(); used = time.process_time()
 backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
 clicks = backend.state(arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum"))
 clicks.add_batch([f"u{n % 500}" for n in range(1000)], [1] * 1000)
-added = time.perf_counter() - started, time.process_time() - used
+added = time.perf_counter() - started, time.process_time() - used, resident()
 started = time.perf_counter(); used = time.process_time()
 store = arrowstate.open_store(sys.argv[1], create=True)
 with store.writer() as writer:
     writer.checkpoint({"counter": [backend]})
 assert store.sql("select sum(clicks) from counter.clicks").fetchall() == [(1000,)]
-queried = time.perf_counter() - started, time.process_time() - used
-print(json.dumps([imported, added, queried]))
+queried = time.perf_counter() - started, time.process_time() - used, resident()
+
+from arrowstate.runtime import Job, TableSource
+
+class Resident(arrowstate.BatchFunction):
+    def open(self, context):
+        self.most = context.state(arrowstate.ReducingStateDescriptor("most", pa.int64(), reduce="max"))
+
+    def process_batch(self, batch, context):
+        self.most.add_batch(context.group_keys(batch), [resident()] * batch.num_rows)
+
+job = Job(sys.argv[1] + "-job", parallelism=2)
+job.source(TableSource(pa.table({"k": range(1000)})), uid="rows").stateful(Resident(), key=["k"], uid="op")
+((slot,),) = job.run().sql("select max(most) from op.most").fetchall()
+print(json.dumps([[imported, added, queried], slot]))
 """
 _BOUNDS = (("import", 0.35), ("first add_batch", 3), ("checkpoint and SQL", 5))
 
@@ -98,9 +117,11 @@ def _first_calls(report: Report, python: Path, folder: Path, rounds: int) -> Non
     told = [json.loads(_output(command)) for command in ran]
     for place, (name, bound) in enumerate(_BOUNDS):
         # The first process reads the packages from the disk.
-        wall, processor = (statistics.median(each[place][kind] for each in told[1:]) for kind in (0, 1))
+        wall, processor, resident = (statistics.median(each[place][kind] for each, _ in told[1:]) for kind in range(3))
         report.figure(f"{name}: processor time", processor, "s")
+        report.figure(f"{name}: memory", resident / 1e6, "MB")
         report.require_time(name, wall, at_most=bound)
+    report.figure("slot of a job: memory", statistics.median(slot for _, slot in told[1:]) / 1e6, "MB")
 
 
 def _output(command: list[str]) -> str:

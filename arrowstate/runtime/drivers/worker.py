@@ -9,7 +9,6 @@ from __future__ import annotations
 import array
 import ctypes
 import gc
-import importlib
 import os
 import queue
 import signal
@@ -18,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from operator import methodcaller
 from typing import Any, NoReturn
@@ -84,8 +84,10 @@ class Worker:
         # What comes over this socket is of the process that started this one.
         graph = pickle.loads(plan["graph"])  # noqa: S301
         if any(isinstance(node, StatefulNode) for node in graph.tasks):
-            # The first kernel would load it, and the first step would seem to hang where little time is given.
-            importlib.import_module("numba")  # Loaded for its own sake, before a function needs it.
+            # The first kernel would load numba, and the first step would seem to hang where little time is given.
+            if not all(kernel.is_in_library for kernel in KERNELS):
+                with suppress(ImportError):
+                    import numba  # noqa: F401
             if plan.get("is_spare"):
                 load_kernels()
         storage = open_storage(plan["store"], storage_options=plan["storage_options"])
