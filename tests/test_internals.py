@@ -102,6 +102,14 @@ def test_duckdb_asks_a_dataset_for_a_scanner_with_columns_and_filter_and_reads_i
     assert "2" in filter
 
 
+@pytest.mark.parametrize("one", ["a", "+", "12", "'it''s -- /*'", "e'\\' -- '", '"-- "', "$$ -- $$", "$x$ $$ -- $x$"])
+@pytest.mark.parametrize("comment", ["-- it's\n", "/* b */ -- c\n", "--", ""])
+def test_a_comment_behind_a_token_is_no_part_of_it(one, comment):
+    tokens = tokens_of(f"select {one} {comment}, b")
+
+    assert [token.text for token in tokens][:2] == ["select", one]
+
+
 def test_duckdb_tells_where_each_token_of_a_text_begins_in_bytes():
     text = "from \"ü\".v /* at (1) */ at (version => ?) -- é\nwhere x = 'at (2)' and y = $$;$$"
 
@@ -124,17 +132,19 @@ def test_duckdb_gives_the_tree_of_a_select_and_makes_text_of_it_again():
     node = statement["node"]
     left, right = node["from_table"]["left"], node["from_table"]["right"]
     assert node["select_list"][0]["alias"] == "b"
-    parts = [argument["expression"] for argument in node["select_list"][0]["arguments"]]
+    parts = [expression for _, expression in arguments_of(node["select_list"][0])]
     assert [part["class"] for part in parts] == ["COLUMN_REF", "PARAMETER"]
     assert parts[1]["identifier"] == "1"
     assert (left["type"], left["schema_name"], left["table_name"], left["alias"]) == ("BASE_TABLE", "s", "t", "o")
-    assert (left["at_clause"]["unit"], left["qualified_name"]) == ("VERSION", {"path": ["s", "t"]})
+    assert left["at_clause"]["unit"] == "VERSION"
+    # DuckDB 1.4 has no such name, and overlooks it in a tree that becomes a text.
+    assert left.get("qualified_name", {"path": ["s", "t"]}) == {"path": ["s", "t"]}
     assert (right["type"], right["function"]["schema"], right["function"]["function_name"]) == (
         "TABLE_FUNCTION",
         "f",
         "g",
     )
-    assert [argument["name"] for argument in right["function"]["arguments"]] == ["", "n"]
+    assert [name for name, _ in arguments_of(right["function"])] == ["", "n"]
     assert (node["where_clause"]["class"], "subquery" in node["where_clause"]) == ("SUBQUERY", True)
     assert text_of(tree).startswith("SELECT (a + $1) AS b FROM s.t AS o AT (VERSION => 'gold') ")
 

@@ -407,7 +407,8 @@ def test_an_explanation_shows_what_is_pushed_down(store):
     for table in ("counter.clicks", "counter.clicks at (version => 1)", "arrowstate.state('counter.clicks')"):
         ((_, plan),) = store.sql(f"explain from {table} where user = 'ann'").fetchall()
 
-        assert "Filters: \"user\" = 'ann'" in plan
+        # DuckDB 1.4 writes it without quotes and spaces.
+        assert "Filters: user='ann'" in plan.replace("\"user\" = ", "user=")
 
 
 def test_a_key_of_several_columns_has_a_history(store):
@@ -503,8 +504,10 @@ def test_a_result_is_copied_to_a_file_and_pivoted(store, tmp_path):
         "pc",
         "user",
     ]
-    with pytest.raises(InvalidInputError, match="takes one SELECT"):
-        store.sql("create table t as from counter.clicks")
+    pivot = "pivot counter.clicks on device using sum(clicks)"
+    for other in ("create table t as from counter.clicks", f"{pivot}; {pivot}", f"select 1; {pivot}", f"{pivot}; reset x"):
+        with pytest.raises(InvalidInputError, match="takes one SELECT"):
+            store.sql(other)
 
 
 def test_a_checkpoint_is_named_by_id_tag_or_time(store):

@@ -8,6 +8,7 @@ SELECT come from DuckDB's own parser. `tests/test_internals.py` fails by the nam
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -36,6 +37,14 @@ class Token(NamedTuple):
         return self.text.lower() if self.text[0].isalpha() or self.text[0] == "_" else None
 
 
+_BEFORE_COMMENT = re.compile(
+    r"""(?>e'(?:[^'\\]|''|\\.)*'|(?:u&|[bnx])?'(?:[^']|'')*'|(?:u&)?"(?:[^"]|"")*"|(\$\w*\$).*?\1|(?:(?!--|/\*)\S)+)"""
+    r"(?=\s*(?:--|/\*))",
+    re.DOTALL | re.IGNORECASE,
+)
+"""A token behind which a comment stands: DuckDB 1.4 makes one of both."""
+
+
 def tokens_of(text: str) -> list[Token]:
     """Return the tokens of a text in the order of DuckDB's lexer, without comments."""
     data = text.encode()
@@ -47,6 +56,8 @@ def tokens_of(text: str) -> list[Token]:
         place += len(data[offset:start].decode())
         offset = start
         token = data[start:end].decode().strip()
+        if kind != duckdb.token_type.comment and (before_comment := _BEFORE_COMMENT.match(token)):
+            token = before_comment[0]
         if kind == duckdb.token_type.operator and token[:1] == "$" and token[1:].isdigit():
             # DuckDB 1.4 has the number of a parameter in one token with its sign.
             tokens.append(Token("$", place, place + 1))
@@ -68,6 +79,21 @@ def parser() -> duckdb.DuckDBPyConnection:
         if not _parsers:
             _parsers.append(duckdb.connect())
         return _parsers[0].cursor()
+
+
+def statement_type(text: str, connection: duckdb.DuckDBPyConnection) -> duckdb.StatementType | None:
+    """Return the type of the statement that a text is, None where it is none or several."""
+    statements = connection.extract_statements(text)
+    if len(statements) == 1:
+        return statements[0].type
+    try:
+        has_texts = not statements or any(statement.query for statement in statements)
+    except IndexError:
+        # DuckDB 1.4 cannot find the texts of several statements of which one is a pivot.
+        has_texts = True
+    # A pivot is several statements; DuckDB 1.4 returns each, without a text, and the last is what was asked for.
+    ends = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.COPY}
+    return None if has_texts or statements[-1].type not in ends else duckdb.StatementType.MULTI
 
 
 def tree_of(query: str) -> Tree:

@@ -13,6 +13,7 @@ import duckdb
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.query.catalog import SqlName
 from arrowstate.query.duckdb.dataset import ScanStatistics
+from arrowstate.query.duckdb.duckdb_internals import statement_type
 from arrowstate.query.duckdb.engine import Database
 from arrowstate.query.duckdb.preparing import Tables, prepare
 from arrowstate.query.duckdb.relation import Relation, Watch
@@ -59,8 +60,8 @@ def select(
             cursor.register(name, table)
         if others is not None:
             query, params = prepare(query, params, cursor, others(cursor, watch))
-        statements = cursor.extract_statements(query)
-        if len(statements) != 1 or statements[0].type not in _WITH_A_RESULT:
+        kind = statement_type(query, cursor)
+        if kind not in _WITH_A_RESULT:
             raise InvalidInputError(
                 f"sql() takes one SELECT, got {query!r}; for other statements use the connection of duckdb()"
             )
@@ -73,7 +74,7 @@ def select(
     except duckdb.Error as error:
         raise watch.failure() or _refused(error, names, checkpoint_id) from error
     # Frames and other checkpoints' tables are registered for this query alone.
-    is_plain = query is asked and not tables and statements[0].type is duckdb.StatementType.SELECT
+    is_plain = query is asked and not tables and kind is duckdb.StatementType.SELECT
     held.session.may_serve_again = is_plain
     return cast("duckdb.DuckDBPyRelation", Relation(relation, watch, held))
 
