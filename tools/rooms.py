@@ -25,7 +25,6 @@ LARGER = {
 BY_STRING = {
     "arrowstate/cli/app.py": "a command is loaded when it is called",
     "arrowstate/cli/warm.py": "the modules with kernels, whatever they are",
-    "arrowstate/runtime/drivers/worker.py": "numba, before the first function needs it",
     "arrowstate/spark/__init__.py": "PySpark is loaded when a name of it is used",
     "arrowstate/storage/clients.py": "the client of a service, which is an extra",
 }

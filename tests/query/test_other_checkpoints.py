@@ -408,7 +408,7 @@ def test_an_explanation_shows_what_is_pushed_down(store):
         ((_, plan),) = store.sql(f"explain from {table} where user = 'ann'").fetchall()
 
         # DuckDB 1.4 writes it without quotes and spaces.
-        assert "Filters: user='ann'" in plan.replace("\"user\" = ", "user=")
+        assert "Filters: user='ann'" in plan.replace('"user" = ', "user=")
 
 
 def test_a_key_of_several_columns_has_a_history(store):
@@ -505,7 +505,12 @@ def test_a_result_is_copied_to_a_file_and_pivoted(store, tmp_path):
         "user",
     ]
     pivot = "pivot counter.clicks on device using sum(clicks)"
-    for other in ("create table t as from counter.clicks", f"{pivot}; {pivot}", f"select 1; {pivot}", f"{pivot}; reset x"):
+    for other in (
+        "create table t as from counter.clicks",
+        f"{pivot}; {pivot}",
+        f"select 1; {pivot}",
+        f"{pivot}; reset x",
+    ):
         with pytest.raises(InvalidInputError, match="takes one SELECT"):
             store.sql(other)
 
