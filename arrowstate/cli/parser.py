@@ -409,6 +409,13 @@ def _add_ui(commands: Commands) -> None:
         "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, only for this machine)"
     )
     shown.add_argument("--port", type=int, default=0, metavar="N", help="a free one by default")
+    shown.add_argument(
+        "--tables",
+        metavar="PLACE",
+        action="append",
+        default=[],
+        help="a place that was published to, which engines read at /v1 by the REST catalog of Iceberg",
+    )
     shown.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
 
 

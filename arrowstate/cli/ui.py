@@ -12,6 +12,7 @@ from arrowstate.cli.messages import tell_warning
 from arrowstate.cli.output import print_json_line, say
 from arrowstate.discovery import discover
 from arrowstate.errors import StoreNotFoundError
+from arrowstate.storage import open_storage
 from arrowstate.store import StateStore, open_store
 from arrowstate.ui.serving import LOOPBACK, Page, open_page
 
@@ -19,7 +20,9 @@ from arrowstate.ui.serving import LOOPBACK, Page, open_page
 def show(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
     stores = [store for place in options.stores for store in _stores_of(place)]
-    page = open_page(stores, host=options.host, port=options.port)
+    page = open_page(
+        stores, host=options.host, port=options.port, tables=[open_storage(place) for place in options.tables]
+    )
     if options.host not in LOOPBACK:
         tell_warning(
             "UserWarning",

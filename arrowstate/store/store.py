@@ -385,7 +385,7 @@ class StateStore:
             raise CorruptDataError(self.url, f"no checkpoint is whole: {'; '.join(found.problems[:5])}")
         raise CheckpointNotFoundError(None, [])
 
-    def ui(self, *, host: str = "127.0.0.1", port: int = 0) -> Page:
+    def ui(self, *, host: str = "127.0.0.1", port: int = 0, tables: Sequence[str | Path] = ()) -> Page:
         """Show the store in a browser, from this process; see `arrowstate ui`.
 
         A notebook shows a link. The page only reads. It ends with `close`, or with the process.
@@ -396,6 +396,9 @@ class StateStore:
             The address on which the page listens; by default only this machine can reach it.
         port
             A free one by default.
+        tables
+            Places to which stores are published. Engines read them by the REST catalog of Iceberg, which is at `/v1` of
+            the address, with `Page.bearer` as their token.
 
         Returns
         -------
@@ -417,7 +420,8 @@ class StateStore:
         ...     page.address.startswith("http://127.0.0.1:")
         True
         """
-        return open_page([self], host=host, port=port).start()
+        places = [open_storage(place, storage_options=options_beside(self.storage, place)) for place in tables]
+        return open_page([self], host=host, port=port, tables=places).start()
 
     def snapshot_of(self, entry: LogEntryDocument) -> Snapshot:
         """Return the snapshot that a log entry of this store stands for."""

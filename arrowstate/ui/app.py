@@ -29,6 +29,7 @@ from arrowstate.errors import (
     NotFoundError,
 )
 from arrowstate.ui import checkpoint, checkpoints, diff, job, lookups, processes, shown, sql, state, storage
+from arrowstate.ui.catalog import Catalog
 from arrowstate.ui.guard import Guard, Keys
 from arrowstate.ui.metrics import Sample, metrics_of, metrics_text
 from arrowstate.ui.site import Ask, Place, Site
@@ -95,6 +96,7 @@ def make_app(site: Site, keys: Keys, *, hosts: tuple[str, ...] = ("127.0.0.1", "
             Route("/favicon.ico", answers.icon),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
             Route("/metrics", answers.metrics),
+            *Catalog(site.tables, seconds=site.limits.page_seconds).routes(),
             Route("/{store:int}/verify", answers.verify, methods=["POST"]),
             Route("/{store:int}/stop", answers.stop, methods=["POST"]),
             Route("/{store:int}/run{suffix}", answers.run, methods=["POST"]),

@@ -13,6 +13,7 @@ from arrowstate.errors import InvalidInputError, MissingDependencyError
 from arrowstate.html import table_html
 
 if TYPE_CHECKING:
+    from arrowstate.storage.base import Storage
     from arrowstate.ui.site import Store
 
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -118,8 +119,9 @@ def open_page(
     host: str = "127.0.0.1",
     port: int = 0,
     limits: Any = None,
+    tables: Sequence[Storage] = (),
 ) -> Page:
-    """Return a page of some stores, which is to be started."""
+    """Return a page of some stores, which is to be started; `tables` are places to which they are published."""
     try:
         import uvicorn
 
@@ -131,7 +133,7 @@ def open_page(
     bearer = os.environ.get(_BEARER) or None
     if bearer is not None and len(bearer) < _SHORTEST_BEARER:
         raise InvalidInputError(f"{_BEARER} must have at least {_SHORTEST_BEARER} characters, it has {len(bearer)}")
-    keys, site = Keys(bearer), Site(stores, jobs, limits)
+    keys, site = Keys(bearer), Site(stores, jobs, limits, tables)
     listening = _listen(host, port)
     names = tuple(dict.fromkeys([*LOOPBACK, "[::1]", *_names_of(host)]))
     app = make_app(site, keys, hosts=names, port=listening.getsockname()[1])

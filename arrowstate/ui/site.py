@@ -208,13 +208,21 @@ class Verifying:
 class Site:
     """All that the page shows."""
 
-    def __init__(self, stores: Sequence[Store], jobs: Sequence[Job] = (), limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        jobs: Sequence[Job] = (),
+        limits: Limits | None = None,
+        tables: Sequence[Storage] = (),
+    ) -> None:
         by_url = {job.store.url: job for job in jobs}
         every = [*stores, *(job.store for job in jobs if job.store.url not in {store.url for store in stores})]
         if not every:
             raise InvalidInputError("the page needs a store to show; name one at least")
         self.places = [Place(number, store, by_url.get(store.url)) for number, store in enumerate(every)]
         self.limits = Limits() if limits is None else limits
+        self.tables = tables
+        "Places to which stores are published."
 
 
 @dataclass(frozen=True, slots=True)

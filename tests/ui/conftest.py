@@ -17,9 +17,9 @@ NASTY = '<script>alert("x")</script>&\u202eright to left'
 class Visit:
     """A page of stores and a client that may see it."""
 
-    def __init__(self, *stores, jobs=(), limits=None):
+    def __init__(self, *stores, jobs=(), limits=None, tables=()):
         self.keys = Keys()
-        self.site = Site(stores, jobs, limits)
+        self.site = Site(stores, jobs, limits, tables)
         self.app = make_app(self.site, self.keys, hosts=("127.0.0.1", "localhost"), port=1)
         self.client = TestClient(self.app, base_url="http://127.0.0.1:1", follow_redirects=False)
         self.client.headers["authorization"] = f"Bearer {self.keys.bearer}"
