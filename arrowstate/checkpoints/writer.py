@@ -297,5 +297,5 @@ class CheckpointWriter(Committer):
         for subtask in chain.from_iterable(frozen.operators.values()):
             for run in chain.from_iterable(state.table.runs for state in subtask.states):
                 stored = run.run.stored.get(self.store_key)
-                if stored is not None and not paths.isdisjoint(run_files(stored[0])):
+                if stored is not None and not paths.isdisjoint(run_files([stored[0]])):
                     del run.run.stored[self.store_key]

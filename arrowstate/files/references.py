@@ -29,16 +29,12 @@ from arrowstate_formats.documents import (
 
 def manifest_files(states: Iterable[StateRunsDocument]) -> dict[str, int]:
     """Return the files that a manifest with these states refers to, with their sizes in bytes."""
-    files: dict[str, int] = {}
-    for state in states:
-        for run in state.runs:
-            files.update(run_files(run))
-    return files
+    return run_files(run for state in states for run in state.runs)
 
 
-def run_files(run: RunDocument) -> dict[str, int]:
-    """Return the files of a run, with their sizes in bytes."""
-    items = (run, run.deletion_vector, run.directory)
+def run_files(runs: Iterable[RunDocument]) -> dict[str, int]:
+    """Return the files of runs, with their sizes in bytes."""
+    items = (item for run in runs for item in (run, run.deletion_vector, run.directory))
     return {item.path: item.bytes for item in items if item is not None and item.path is not None}
 
 

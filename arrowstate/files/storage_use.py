@@ -154,7 +154,7 @@ def storage_use(storage: Storage, entry: LogEntryDocument, *, small_file_bytes: 
             live_bytes += run_file.live_bytes
             small_files += not run_file.inline and run_file.data_bytes < small_file_bytes
             for part in run_file.slices:
-                files.update(run_files(part.item))
+                files.update(run_files([part.item]))
     return StorageUse(len(files), sum(files.values()) + inline_bytes, live_bytes, small_files)
 
 

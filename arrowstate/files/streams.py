@@ -123,7 +123,8 @@ class CheckpointOutputStream(io.BufferedIOBase, BinaryIO):
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:
-            self._check_not_cancelled()
+            if self._factory.cancelled():
+                raise CheckpointCancelledError
             if self._sink is None and size and self._position + size >= self._factory.inline_bytes:
                 self._sink = self._open_file()
                 _write_all(self._sink, memoryview(self._held))
@@ -161,7 +162,8 @@ class CheckpointOutputStream(io.BufferedIOBase, BinaryIO):
         digest = xxh3_128 if self._digest is None else self._digest.hexdigest()
         assert digest is not None
         try:
-            self._check_not_cancelled()
+            if self._factory.cancelled():
+                raise CheckpointCancelledError
             if self._block is None:
                 handle = StreamStateHandle(self._position, digest, data=bytes(self._held))
             else:
@@ -210,10 +212,6 @@ class CheckpointOutputStream(io.BufferedIOBase, BinaryIO):
             raise self._failure
         if self.closed:
             raise InvalidInputError(f"the handle of a stream to {self._folder} was taken; write another one")
-
-    def _check_not_cancelled(self) -> None:
-        if self._factory.cancelled():
-            raise CheckpointCancelledError
 
 
 def _write_all(sink: BinaryIO, rest: memoryview) -> None:

@@ -355,16 +355,13 @@ def write_subtask(
 
 def subtask_bytes(handle: ManifestHandle, states: Iterable[StateRunsDocument]) -> int:
     """Return the size of all that a subtask with these states refers to, the manifest too, in bytes."""
-    return handle.bytes + sum(_run_bytes(run) for state in states for run in state.runs)
+    items = (item for state in states for run in state.runs for item in (run, run.deletion_vector, run.directory))
+    return handle.bytes + sum(item.bytes for item in items if item is not None)
 
 
 def schema_versions(states: Iterable[StateRunsDocument]) -> dict[str, list[int]]:
     """Return the schema versions that runs have, by state; one without runs is left out."""
     return {state.name: sorted({run.schema_version for run in state.runs}) for state in states if state.runs}
-
-
-def _run_bytes(run: RunDocument) -> int:
-    return sum(item.bytes for item in (run, run.deletion_vector, run.directory) if item is not None)
 
 
 def write_manifest(

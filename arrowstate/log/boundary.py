@@ -153,6 +153,8 @@ class NewReferences:
 
     def lost(self, storage: Storage, found: Collection[Boundary]) -> list[str]:
         """Return the files that are gone, or may be going, by the collections in `gc/`."""
+        if not found and not self.reused:
+            return []
         at_risk = set(self.reused)
         # A collection lists files before it looks for the newest entry, so one that saw an older entry than
         # `based_on` cannot have listed files that were written after it.

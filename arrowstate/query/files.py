@@ -67,7 +67,11 @@ class QueriedRun(StoredRun):
     def run(self, parts: Sequence[Part]) -> Run:
         """Return the given parts, in hash order, as a run to look keys up in."""
         document = self.document
-        segments = Segments(part.segment() for part in parts)
+        if sum(part.rows for part in parts) == self.rows:
+            # Those of the whole run are shared, and what is made of them, by all who look in it.
+            segments, _ = self.segments_within(self.file, None)
+        else:
+            segments = Segments(part.segment() for part in parts)
         return Run(
             segments,
             document.first_row,

@@ -104,6 +104,8 @@ class KeyHashDocument(Document, frozen=True, kw_only=True):
 class StoreDocument(PinnedDocument, frozen=True, kw_only=True):
     """`arrowstate.json`: what makes a folder a store; written once."""
 
+    is_read_again: ClassVar[bool] = True
+
     format: Literal["arrowstate"] = "arrowstate"
     store_id: Text
     key_hash: KeyHashDocument = KeyHashDocument()

@@ -64,16 +64,12 @@ def check_column_name(name: object) -> str:
     return name
 
 
+@lru_cache(maxsize=512)
 def check_relative_path(path: object) -> str:
     """Return `path` if it is a relative POSIX path that stays inside the store."""
+    # A restore meets the paths of its files again and again; a collection, which meets each once, keeps few of them.
     if not isinstance(path, str) or path == "":
         raise CorruptDataError(str(path), "a path must be a non-empty text")
-    return _checked_path(path)
-
-
-@lru_cache(maxsize=512)
-def _checked_path(path: str) -> str:
-    # A restore meets the paths of its files again and again; a collection, which meets each once, keeps few of them.
     if _NOT_IN_PATHS.search(path) or not _is_utf8(path):
         raise CorruptDataError(repr(path), "a path must have no backslash and no control character")
     if not _NO_COMPONENTS.isdisjoint(path.split("/")):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arrowstate_formats.errors import InvalidInputError
-from arrowstate_formats.key_groups import first_hashes, key_groups_of_hashes
+from arrowstate_formats.key_groups import check_max_parallelism, first_hashes, key_groups_of_hashes
 
 TARGET_ROWS = 65536
 """How many rows a record batch or row group has, where key groups do not ask for another border."""
@@ -27,6 +27,9 @@ def split_at_key_groups(
     """
     if target_rows < 1:
         raise InvalidInputError(f"target_rows must be at least 1, got {target_rows}")
+    max_parallelism = check_max_parallelism(max_parallelism)
+    if 0 < len(hashes) <= target_rows:
+        return [0, len(hashes)]
     starts = _key_group_starts(hashes, max_parallelism)
     cuts = [0]
     while cuts[-1] < len(hashes):

@@ -270,7 +270,7 @@ class SlotSnapshots:
             for state in backend.freeze().states:
                 for frozen in state.table.runs:
                     stored = frozen.run.stored.get(store)
-                    if stored is not None and not gone.isdisjoint(run_files(stored[0])):
+                    if stored is not None and not gone.isdisjoint(run_files([stored[0]])):
                         del frozen.run.stored[store]
         self._previous.clear()
 

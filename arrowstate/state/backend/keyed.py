@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, overload
@@ -127,11 +128,10 @@ class KeyedStateBackend(Shown):
                 f"got {key_groups.start} to {key_groups.end}"
             )
         memory_budget_bytes = check_integer("memory_budget_bytes", memory_budget_bytes, 0, optional=True)
-        self._context = KeyContext(key, max_parallelism, key_groups or everything, clock_ms)
+        self._context = KeyContext(key, max_parallelism, everything if key_groups is None else key_groups, clock_ms)
         spill_folder = Path(spill_dir) if spill_dir is not None else None
         self._budget = Budget(memory_budget_bytes, spill_folder, lambda: [s.table for s in self._states.values()])
         self._policy = merge_policy
-        self._key_fields = key_documents(self._context.key)
         self._states: dict[str, KeyedState[Any]] = {}
         self._stored: dict[str, StateDocument] = {}
         "The states that were restored, in the schema that they have now."
@@ -157,6 +157,11 @@ class KeyedStateBackend(Shown):
     def key(self) -> pa.Schema:
         """The schema of the key columns."""
         return self._context.key
+
+    @cached_property
+    def _key_fields(self) -> list[FieldDocument]:
+        """The key columns as documents have them; a restored backend is given those of the checkpoint."""
+        return key_documents(self._context.key)
 
     @property
     def max_parallelism(self) -> int:
