@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from arrowstate.errors import CheckpointNotFoundError, CollectedError, InvalidInputError
+from arrowstate.errors import (
+    CheckpointNotFoundError,
+    CollectedError,
+    CommitUnknownError,
+    InvalidInputError,
+    StorageError,
+    StorageFullError,
+)
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.log.leases import CheckpointLease
@@ -99,6 +106,7 @@ class Follower:
         self._swapped = threading.Condition()
         self._closed = threading.Event()
         self._failure: Exception | None = None
+        self._was_warned = False
         # The thread of one that is forgotten ends.
         weakref.finalize(self, self._closed.set).atexit = False
         self.refresh()
@@ -234,18 +242,7 @@ class Follower:
     def _take(self, committed: CommittedEntry) -> bool:
         """Go over to a checkpoint; what those before it hold stays until nobody has them."""
         if self._lease is None or self._lease.lost is not None:
-            lease = CheckpointLease(
-                self._storage,
-                committed,
-                ttl_ms=self._ttl_ms,
-                holder=self._holder,
-                clock_ms=self._clock_ms,
-                new_id=self._new_id,
-                and_later=True,
-            )
-            # One that is forgotten without a word must not hold the store for ever.
-            weakref.finalize(self, lease.leave).atexit = False
-            ended, self._lease, self._held = self._lease, lease, []
+            ended, self._lease, self._held = self._lease, self._new_lease(committed), []
             if ended is not None:
                 ended.leave()
         snapshot = self._snapshot_of(committed.document)
@@ -260,6 +257,30 @@ class Follower:
             self._swapped.notify_all()
         self._let_older_go()
         return is_new
+
+    def _new_lease(self, committed: CommittedEntry) -> CheckpointLease | None:
+        """Return a lease on a checkpoint and all after it; None for a savepoint, which nothing collects."""
+        if committed.document.kind == "savepoint":
+            return None
+        try:
+            lease = CheckpointLease(
+                self._storage,
+                committed,
+                ttl_ms=self._ttl_ms,
+                holder=self._holder,
+                clock_ms=self._clock_ms,
+                new_id=self._new_id,
+                and_later=True,
+            )
+        except (StorageError, StorageFullError, CommitUnknownError) as error:
+            # Who may read a store and not write to it follows it without; a collection may be faster than an answer.
+            if not self._was_warned:
+                self._was_warned = True
+                _logger.warning("no lease holds what is read of %s: %s", self._storage.url, error)
+            return None
+        # One that is forgotten without a word must not hold the store for ever.
+        weakref.finalize(self, lease.leave).atexit = False
+        return lease
 
     def _let_older_go(self) -> None:
         """Hold the oldest checkpoint that somebody has, and all after it."""

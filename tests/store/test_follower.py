@@ -20,6 +20,18 @@ USER = pa.schema([("user", pa.string())])
 CLICKS = arrowstate.ReducingStateDescriptor("clicks", pa.int64(), reduce="sum")
 
 
+class ReadOnly:
+    """A storage of which one may read, and no more."""
+
+    def __init__(self, storage):
+        self.storage = storage
+
+    def __getattr__(self, name):
+        if name in ("put_if_absent", "write_file", "put_hint", "delete"):
+            raise StorageError("leases/x", "Read-only file system")
+        return getattr(self.storage, name)
+
+
 @pytest.fixture
 def written(store):
     """A store, and what commits a checkpoint more in which each of the users has one click more."""
@@ -212,6 +224,33 @@ def test_one_that_is_closed_or_forgotten_ends(written):
     with pytest.raises(InvalidInputError, match="the follower was closed"):
         follower.wait_for(9)
     until(lambda: not [each for each in threading.enumerate() if each.name == "arrowstate-follow"])
+
+
+def test_a_savepoint_is_read_without_a_lease_and_stays_as_it_was(written):
+    store, write = written
+    write()
+    savepoint = arrowstate.open_store(store.savepoint("before").storage.url)
+    before = savepoint.storage.list("")
+
+    with savepoint.follow() as follower:
+        answer = follower.lookup("counter.clicks", ["user-1"])
+
+        assert (answer.value["clicks"].to_pylist(), savepoint.storage.list("")) == ([1], before)
+    assert savepoint.storage.list("") == before
+
+
+def test_who_may_not_write_to_a_store_follows_it_without_a_lease_and_is_told_once(written, caplog):
+    store, write = written
+    write()
+    refused = StateStore(ReadOnly(store.storage), store.store_id)
+
+    with refused.follow(poll_ms=100_000) as follower:
+        for number in range(2, 4):
+            write()
+            follower.refresh()
+            assert follower.lookup("counter.clicks", ["user-1"]).value["clicks"].to_pylist() == [number]
+
+    assert len([record for record in caplog.records if "no lease holds" in record.message]) == 1
 
 
 @pytest.mark.parametrize("options", [{"poll_ms": 0}, {"ttl_ms": 0}])
