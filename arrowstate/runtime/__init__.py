@@ -20,6 +20,12 @@ from arrowstate.runtime.connectors import (
 from arrowstate.runtime.core.coordinator import RestartStatus
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, MapFunction
 from arrowstate.runtime.job import Job
+from arrowstate.runtime.kafka.avro import AvroFormat
+from arrowstate.runtime.kafka.formats import Format, JsonFormat, RawFormat
+from arrowstate.runtime.kafka.protobuf import ProtobufFormat
+from arrowstate.runtime.kafka.registry import SchemaRegistry
+from arrowstate.runtime.kafka.sink import KafkaSink
+from arrowstate.runtime.kafka.source import KafkaSource
 from arrowstate.runtime.restart import Restart
 from arrowstate.runtime.running import RunningJob
 from arrowstate.runtime.sinks.functions import FunctionSink, PrintSink
@@ -34,6 +40,7 @@ from arrowstate.runtime.streams import ConnectedStreams, Stream
 from arrowstate.runtime.watermarks import Watermarks
 
 __all__ = [
+    "AvroFormat",
     "Batch",
     "BulkParquetSink",
     "ChangesSource",
@@ -43,11 +50,15 @@ __all__ = [
     "DirectSink",
     "EndOfSplit",
     "FileSource",
+    "Format",
     "FunctionSink",
     "GeneratorSource",
     "IteratorSource",
     "Job",
     "JobStatus",
+    "JsonFormat",
+    "KafkaSink",
+    "KafkaSource",
     "KeyedCoProcessFunction",
     "MapFunction",
     "OutputSource",
@@ -56,10 +67,13 @@ __all__ = [
     "PostgresSink",
     "PreparingSink",
     "PrintSink",
+    "ProtobufFormat",
+    "RawFormat",
     "Reader",
     "Restart",
     "RestartStatus",
     "RunningJob",
+    "SchemaRegistry",
     "Sink",
     "SinkWriter",
     "Source",

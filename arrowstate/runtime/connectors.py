@@ -277,6 +277,9 @@ class Sink(ABC):
     another place now: rows that are there would come again.
     """
 
+    def check_schema(self, uid: str, schema: pa.Schema) -> None:  # noqa: B027
+        """Refuse columns that the sink cannot take, with an `InvalidInputError`; called when it is declared."""
+
     def open(self, store_id: str, uid: str) -> None:  # noqa: B027
         """Called once before the first commit, each time the job starts."""
 

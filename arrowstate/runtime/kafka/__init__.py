@@ -1,0 +1,1 @@
+"""Kafka: a source, a sink, and how messages are made of rows."""

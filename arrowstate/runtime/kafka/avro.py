@@ -1,0 +1,268 @@
+"""Messages in Avro: a record each, with the id of its schema before it where a registry is used."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError, MissingDependencyError
+from arrowstate.runtime.kafka.formats import (
+    OF_MESSAGES,
+    Bytes,
+    Decode,
+    Encode,
+    Format,
+    check_columns,
+    checked_columns,
+    in_parts,
+)
+from arrowstate.runtime.kafka.registry import SchemaRegistry
+
+_HEADER = struct.Struct(">bI")
+_PRIMITIVES = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_LOGICAL = {
+    "date": pa.date32(),
+    "time-millis": pa.time32("ms"),
+    "time-micros": pa.time64("us"),
+    "timestamp-millis": pa.timestamp("ms", "UTC"),
+    "timestamp-micros": pa.timestamp("us", "UTC"),
+    "timestamp-nanos": pa.timestamp("ns", "UTC"),
+    "local-timestamp-millis": pa.timestamp("ms"),
+    "local-timestamp-micros": pa.timestamp("us"),
+    "local-timestamp-nanos": pa.timestamp("ns"),
+}
+
+
+class AvroFormat(Format):
+    """An Avro record, with a column for each of its fields.
+
+    With a registry each message has the id of the schema that it was written with, in Confluent's form: a zero byte,
+    the id in four bytes, then the record. A record of another schema is read by Avro's rules of resolution: fields that
+    are missing get their defaults, and those without a column are passed over. One that cannot be resolved does not
+    fit.
+
+    Parameters
+    ----------
+    avro : str or mapping
+        The schema of the records, as JSON text or as what it says: a record. Columns follow from it.
+    registry : SchemaRegistry, optional
+        Where the schemas of messages are. Without it messages have no id, and all are written with `avro`.
+    register : bool, default False
+        Whether a sink registers the schema under its subject, `<topic>-value` or `<topic>-key`; by default it must be
+        there.
+
+    Raises
+    ------
+    MissingDependencyError
+        If fastavro is not installed: `pip install 'arrowstate[kafka]'`.
+    InvalidInputError
+        If it is no schema of a record, or has a field that is no column: a union of several types, or a record in
+        itself.
+
+    Examples
+    --------
+    >>> from arrowstate.runtime import AvroFormat
+    >>> payment = '''{"type": "record", "name": "Payment", "fields": [
+    ...     {"name": "user", "type": "string"}, {"name": "amount", "type": ["null", "long"]}]}'''
+    >>> AvroFormat(payment).schema
+    user: string not null
+    amount: int64
+    """
+
+    schema: pa.Schema
+
+    def __init__(
+        self, avro: str | Mapping[str, Any], *, registry: SchemaRegistry | None = None, register: bool = False
+    ) -> None:
+        try:
+            import fastavro
+        except ImportError as error:
+            raise MissingDependencyError("AvroFormat", "fastavro", "kafka") from error
+        try:
+            self.avro = json.loads(avro) if isinstance(avro, str) else dict(avro)
+            parsed = fastavro.parse_schema(self.avro)
+        except Exception as error:
+            raise InvalidInputError(f"it is no schema of Avro: {type(error).__name__}: {error}") from error
+        if not isinstance(parsed, dict) or parsed.get("type") != "record":
+            raise InvalidInputError(f"a message needs a schema of a record, got {str(self.avro)[:200]}")
+        self.registry = registry
+        self.register = register
+        self.schema = checked_columns("AvroFormat", pa.schema(_fields(self.avro, {}, ())))
+
+    def decoder(self) -> Decode:
+        """Return a function that decodes messages."""
+        return AvroDecoder(self)
+
+    def encoder(self, schema: pa.Schema, subject: str) -> Encode:
+        """Return a function that makes messages; the rows need a column for each field without a default."""
+        import fastavro
+
+        names = [
+            field["name"] for field in self.avro["fields"] if field["name"] in schema.names or "default" not in field
+        ]
+        check_columns(pa.schema([self.schema.field(name) for name in names]), schema, "AvroFormat")
+        parsed = fastavro.parse_schema(self.avro)
+
+        @functools.cache
+        def header() -> bytes:
+            if self.registry is None:
+                return b""
+            return _HEADER.pack(0, self.registry.id_of(subject, json.dumps(self.avro), "AVRO", register=self.register))
+
+        def encode(rows: pa.RecordBatch) -> Bytes:
+            made = []
+            first = header()
+            for row in rows.select(names).to_pylist(maps_as_pydicts="strict"):
+                text = io.BytesIO()
+                text.write(first)
+                try:
+                    fastavro.schemaless_writer(text, parsed, row)
+                except OF_MESSAGES as error:
+                    raise InvalidInputError(f"a row does not fit the Avro schema of {subject}: {error}") from error
+                made.append(text.getvalue())
+            return made
+
+        return encode
+
+
+class AvroDecoder:
+    """Decodes records; it asks the registry once for each schema."""
+
+    def __init__(self, format: AvroFormat) -> None:
+        import fastavro
+        from fastavro.read import SchemaResolutionError
+
+        self._read = fastavro.schemaless_reader
+        self._unresolved = SchemaResolutionError
+        self._registry = format.registry
+        self._schema = format.schema
+        self._own = _without_logical(format.avro)
+        self._written: dict[int, Any] = {}
+        "By id the schema that messages were written with, or what is wrong with it."
+
+    def __call__(self, messages: Bytes) -> tuple[pa.RecordBatch, dict[int, Exception]]:
+        """Return a row for each message, and the errors of those that do not fit."""
+        rows, wrong = in_parts(messages, self._decoded, self._schema)
+        return rows, wrong
+
+    def _decoded(self, messages: Sequence[bytes | None]) -> pa.RecordBatch:
+        found: list[Mapping[str, Any]] = [{}] * len(messages)
+        for place, message in enumerate(messages):
+            if message is not None:
+                found[place] = self._record(message)
+        return pa.RecordBatch.from_pylist(found, schema=pa.schema([item.with_nullable(True) for item in self._schema]))
+
+    def _record(self, message: bytes) -> Mapping[str, Any]:
+        writer, start = self._own, 0
+        if self._registry is not None:
+            if len(message) < _HEADER.size or message[0]:
+                raise ValueError("it has no id of a schema: the first byte is not zero")
+            writer, start = self._writer(_HEADER.unpack_from(message)[1]), _HEADER.size
+        text = io.BytesIO(message)
+        text.seek(start)
+        try:
+            row: Mapping[str, Any] = self._read(text, writer, self._own)
+        except self._unresolved as error:
+            raise ValueError(f"SchemaResolutionError: {error}") from error
+        if text.tell() != len(message):
+            raise ValueError(f"{len(message) - text.tell()} bytes are left after the record")
+        return row
+
+    def _writer(self, id: int) -> Any:
+        if id not in self._written:
+            assert self._registry is not None
+            found = self._registry.schema(id)
+            if found is None:
+                self._written[id] = ValueError(f"{self._registry!r} has no schema {id}")
+            elif found.kind != "AVRO":
+                self._written[id] = ValueError(f"schema {id} is {found.kind}, not Avro")
+            else:
+                self._written[id] = _without_logical(*map(json.loads, (*found.references, found.text)))
+        written = self._written[id]
+        if isinstance(written, Exception):
+            raise written
+        return written
+
+
+def _without_logical(*schemas: Any) -> Any:
+    """Return the last schema as fastavro has it, without logical types: Arrow makes columns of plain numbers."""
+    import fastavro
+
+    names: dict[str, Any] = {}
+    parsed = None
+    for schema in schemas:
+        parsed = fastavro.parse_schema(_stripped(schema), named_schemas=names)
+    return parsed
+
+
+def _stripped(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_stripped(item) for item in schema]
+    if isinstance(schema, dict):
+        # What a decimal is of bytes only its logical type says.
+        drop = "logicalType" if schema.get("logicalType") != "decimal" else None
+        return {name: _stripped(value) for name, value in schema.items() if name != drop}
+    return schema
+
+
+def _fields(record: Mapping[str, Any], named: dict[str, Any], within: tuple[str, ...]) -> list[pa.Field]:
+    """Return a column for each field of a record."""
+    name = record.get("name", "")
+    if name in within:
+        raise InvalidInputError(f"record {name!r} is part of itself, which is no column")
+    named[name] = record
+    found = []
+    for field in record["fields"]:
+        type, nullable = _column(field["type"], named, (*within, name), field["name"])
+        found.append(pa.field(field["name"], type, nullable=nullable))
+    return found
+
+
+def _column(schema: Any, named: dict[str, Any], within: tuple[str, ...], name: str) -> tuple[pa.DataType, bool]:
+    """Return the type of a column, and whether it may be null."""
+    if isinstance(schema, list):
+        others = [item for item in schema if item != "null"]
+        if len(others) != 1:
+            raise InvalidInputError(f"field {name!r} is a union of {len(others)} types, which is no column")
+        return _column(others[0], named, within, name)[0], len(others) < len(schema)
+    if isinstance(schema, str):
+        if schema in _PRIMITIVES:
+            return _PRIMITIVES[schema], schema == "null"
+        if schema not in named:
+            raise InvalidInputError(f"field {name!r} is of type {schema!r}, which the schema does not say")
+        schema = named[schema]
+    kind, logical = schema["type"], schema.get("logicalType")
+    if "name" in schema:
+        named[schema["name"]] = schema
+    if logical == "decimal":
+        return pa.decimal128(schema["precision"], schema.get("scale", 0)), False
+    if logical in _LOGICAL:
+        return _LOGICAL[logical], False
+    if kind == "record":
+        return pa.struct(_fields(schema, named, within)), False
+    if kind == "array":
+        type, nullable = _column(schema["items"], named, within, name)
+        return pa.list_(pa.field("item", type, nullable=nullable)), False
+    if kind == "map":
+        type, nullable = _column(schema["values"], named, within, name)
+        return pa.map_(pa.string(), pa.field("value", type, nullable=nullable)), False
+    if kind == "enum":
+        return pa.string(), False
+    if kind == "fixed":
+        return pa.binary(schema["size"]), False
+    return _column(kind, named, within, name)

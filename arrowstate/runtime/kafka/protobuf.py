@@ -1,0 +1,294 @@
+"""Messages in Protobuf, with the id of their schema before them where a registry is used."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from arrowstate.errors import InvalidInputError, MissingDependencyError
+from arrowstate.runtime.kafka.formats import (
+    OF_MESSAGES,
+    Bytes,
+    Decode,
+    Encode,
+    Format,
+    check_columns,
+    checked_columns,
+    in_parts,
+)
+from arrowstate.runtime.kafka.registry import SchemaRegistry
+
+_HEADER = struct.Struct(">bI")
+_TYPES = {
+    1: pa.float64(),
+    2: pa.float32(),
+    3: pa.int64(),
+    4: pa.uint64(),
+    5: pa.int32(),
+    6: pa.uint64(),
+    7: pa.uint32(),
+    8: pa.bool_(),
+    9: pa.string(),
+    12: pa.binary(),
+    13: pa.uint32(),
+    14: pa.string(),
+    15: pa.int32(),
+    16: pa.int64(),
+    17: pa.int32(),
+    18: pa.int64(),
+}
+"""By the number of a type in a descriptor; an enum is the name of its value."""
+
+_MESSAGE = 11
+_ENUM = 14
+_TIMESTAMP = "google.protobuf.Timestamp"
+
+
+class ProtobufFormat(Format):
+    """A Protobuf message, with a column for each of its fields.
+
+    A field with presence (a message, `optional`, a part of a `oneof`) is null where it is not set; any other has its
+    default then. Enums are the names of their values, `google.protobuf.Timestamp` is a timestamp in nanoseconds. Fields
+    that the class does not know are passed over, as Protobuf says.
+
+    Parameters
+    ----------
+    message : type
+        The class that `protoc` made. Slots get its descriptor, so they need not have its module.
+    registry : SchemaRegistry, optional
+        Whether messages have the id of their schema before them, in Confluent's form, and where a sink finds it: the
+        newest schema of its subject, `<topic>-value` or `<topic>-key`, which must be registered.
+
+    Raises
+    ------
+    MissingDependencyError
+        If protobuf is not installed: `pip install 'arrowstate[kafka]'`.
+    InvalidInputError
+        If it is no class of messages, or a message is part of itself.
+
+    Examples
+    --------
+    >>> from google.protobuf.type_pb2 import EnumValue
+    >>> from arrowstate.runtime import ProtobufFormat
+    >>> ProtobufFormat(EnumValue).schema.field("name")
+    pyarrow.Field<name: string not null>
+    """
+
+    schema: pa.Schema
+
+    def __init__(self, message: Any, *, registry: SchemaRegistry | None = None) -> None:
+        try:
+            from google.protobuf import descriptor_pb2
+        except ImportError as error:
+            raise MissingDependencyError("ProtobufFormat", "protobuf", "kafka") from error
+        descriptor: Any = getattr(message, "DESCRIPTOR", None)
+        if not isinstance(message, type) or not hasattr(descriptor, "fields"):
+            raise InvalidInputError(f"ProtobufFormat needs a class of messages that protoc made, got {message!r}")
+        files = descriptor_pb2.FileDescriptorSet()
+        _add_file(descriptor.file, files, set())
+        self.name: str = descriptor.full_name
+        self._files: bytes = files.SerializeToString()
+        self.registry = registry
+        self.schema = checked_columns("ProtobufFormat", pa.schema(_fields(descriptor, ())))
+
+    def decoder(self) -> Decode:
+        """Return a function that decodes messages."""
+        kind = self._class()
+        values = _values_of(kind.DESCRIPTOR)
+        has_id = self.registry is not None
+        names = [field.name for field in kind.DESCRIPTOR.fields]
+        schema = pa.schema([field.with_nullable(True) for field in self.schema])
+        parse = kind.FromString
+
+        def record(message: bytes | None) -> dict[str, Any]:
+            if message is None:
+                return {}
+            return values(parse(message[_start(message) :] if has_id else message))
+
+        def decode(messages: Sequence[bytes | None]) -> pa.RecordBatch:
+            found = list(map(record, messages))
+            columns = [
+                pa.array([row.get(name) for row in found], field.type)
+                for name, field in zip(names, schema, strict=True)
+            ]
+            return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+        from google.protobuf.message import DecodeError
+
+        def told(messages: Sequence[bytes | None]) -> pa.RecordBatch:
+            try:
+                return decode(messages)
+            except DecodeError as error:
+                raise ValueError(f"DecodeError: {error}") from error
+
+        return lambda messages: in_parts(messages, told, self.schema)
+
+    def encoder(self, schema: pa.Schema, subject: str) -> Encode:
+        """Return a function that makes messages; fields without a column are not set."""
+        kind = self._class()
+        own = [name for name in self.schema.names if name in schema.names]
+        check_columns(pa.schema([self.schema.field(name) for name in own]), schema, "ProtobufFormat")
+        if not own:
+            raise InvalidInputError(f"none of {', '.join(schema.names)} is a field of {self.name}")
+
+        @functools.cache
+        def header() -> bytes:
+            if self.registry is None:
+                return b""
+            return _HEADER.pack(0, self.registry.latest(subject).id) + _indexes(kind.DESCRIPTOR)
+
+        from google.protobuf.json_format import ParseDict, ParseError
+
+        def encode(rows: pa.RecordBatch) -> Bytes:
+            made = []
+            first = header()
+            for row in rows.select(own).to_pylist(maps_as_pydicts="strict"):
+                message = kind()
+                try:
+                    for name, value in row.items():
+                        _set(message, name, value, ParseDict)
+                except (*OF_MESSAGES, ParseError) as error:
+                    raise InvalidInputError(f"a row does not fit the message {self.name}: {error}") from error
+                made.append(first + message.SerializeToString())
+            return made
+
+        return encode
+
+    def _class(self) -> Any:
+        """Return the class of the messages, of a pool of its own."""
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+        pool = descriptor_pool.DescriptorPool()
+        for file in descriptor_pb2.FileDescriptorSet.FromString(self._files).file:
+            pool.Add(file)
+        return message_factory.GetMessageClass(pool.FindMessageTypeByName(self.name))
+
+
+def _add_file(file: Any, files: Any, known: set[str]) -> None:
+    """Add a file, after those that it needs."""
+    if file.name not in known:
+        known.add(file.name)
+        for other in file.dependencies:
+            _add_file(other, files, known)
+        file.CopyToProto(files.file.add())
+
+
+def _fields(descriptor: Any, within: tuple[str, ...]) -> list[pa.Field]:
+    if descriptor.full_name in within:
+        raise InvalidInputError(f"message {descriptor.full_name} is part of itself, which is no column")
+    within = (*within, descriptor.full_name)
+    return [_field(field, within) for field in descriptor.fields]
+
+
+def _field(field: Any, within: tuple[str, ...]) -> pa.Field:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        key, value = (_field(part, within).type for part in field.message_type.fields)
+        return pa.field(field.name, pa.map_(key, value), nullable=False)
+    if field.type == _MESSAGE:
+        is_time = field.message_type.full_name == _TIMESTAMP
+        kind = pa.timestamp("ns", "UTC") if is_time else pa.struct(_fields(field.message_type, within))
+    elif field.type not in _TYPES:
+        raise InvalidInputError(f"field {field.name!r} is a group, which is no column")
+    else:
+        kind = _TYPES[field.type]
+    if field.is_repeated:
+        return pa.field(field.name, pa.list_(kind), nullable=False)
+    return pa.field(field.name, kind, nullable=field.has_presence)
+
+
+def _values_of(descriptor: Any) -> Callable[[Any], dict[str, Any]]:
+    """Return what makes a plain value of each field of a message."""
+    parts = [
+        (field.name, field.has_presence and not field.is_repeated, _value_of(field)) for field in descriptor.fields
+    ]
+
+    def values(message: Any) -> dict[str, Any]:
+        return {
+            name: make(getattr(message, name))
+            for name, may_be_absent, make in parts
+            if not may_be_absent or message.HasField(name)
+        }
+
+    return values
+
+
+def _value_of(field: Any) -> Callable[[Any], Any]:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        make = _one_of(field.message_type.fields_by_name["value"])
+        return lambda value: [(key, make(value[key])) for key in value]
+    make = _one_of(field)
+    return (lambda value: list(map(make, value))) if field.is_repeated else make
+
+
+def _one_of(field: Any) -> Callable[[Any], Any]:
+    if field.type == _MESSAGE:
+        if field.message_type.full_name == _TIMESTAMP:
+            return lambda value: value.ToNanoseconds()
+        return _values_of(field.message_type)
+    if field.type == _ENUM:
+        names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
+        return lambda value: names.get(value, str(value))
+    return lambda value: value
+
+
+def _set(message: Any, name: str, value: Any, parse: Callable[..., Any]) -> None:
+    """Set a field; null leaves it as it is."""
+    if value is None:
+        return
+    field = message.DESCRIPTOR.fields_by_name[name]
+    if field.type == _MESSAGE and not field.is_repeated and field.message_type.full_name == _TIMESTAMP:
+        nanos = value.value if hasattr(value, "value") else round(value.timestamp() * 1_000_000) * 1_000
+        getattr(message, name).FromNanoseconds(nanos)
+    elif field.type in (_MESSAGE, _ENUM):
+        parse({name: value}, message)
+    elif field.is_repeated:
+        getattr(message, name).extend(value)
+    else:
+        setattr(message, name, value)
+
+
+def _indexes(descriptor: Any) -> bytes:
+    """Return which message of its file this is, in Confluent's form: how many numbers, then they, as zigzag varints."""
+    path: list[int] = []
+    while descriptor is not None:
+        parent = descriptor.containing_type
+        siblings = parent.nested_types if parent is not None else list(descriptor.file.message_types_by_name.values())
+        path.insert(0, next(at for at, other in enumerate(siblings) if other.name == descriptor.name))
+        descriptor = parent
+    return b"\x00" if path == [0] else b"".join(map(_varint, (len(path), *path)))
+
+
+def _varint(number: int) -> bytes:
+    number <<= 1
+    text = bytearray()
+    while number > 127:
+        text.append(number & 127 | 128)
+        number >>= 7
+    text.append(number)
+    return bytes(text)
+
+
+def _start(message: bytes) -> int:
+    """Return where a message begins, after the id of its schema and which message of it this is."""
+    if len(message) <= _HEADER.size or message[0]:
+        raise ValueError("it has no id of a schema: the first byte is not zero")
+    count, place = _number(message, _HEADER.size)
+    for _ in range(count):
+        _, place = _number(message, place)
+    return place
+
+
+def _number(message: bytes, place: int) -> tuple[int, int]:
+    """Return a zigzag varint, and the place after it."""
+    number = shift = 0
+    while True:
+        byte = message[place]
+        place += 1
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return (number >> 1) ^ -(number & 1), place

@@ -1,0 +1,497 @@
+"""Messages become rows and rows become messages: raw bytes, JSON, Avro and Protobuf, with a registry and without."""
+
+import datetime as dt
+import decimal
+import io
+import json
+import struct
+
+import cloudpickle
+import fastavro
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import given as cases
+from hypothesis import strategies as st
+
+from arrowstate.errors import InvalidInputError, UnavailableError
+from arrowstate.runtime import AvroFormat, JsonFormat, ProtobufFormat, RawFormat, SchemaRegistry
+from schema_registry import schema_registry
+
+
+def decoded(format, *messages):
+    """Rows and the texts of errors, after the format was in another process."""
+    rows, wrong = cloudpickle.loads(cloudpickle.dumps(format)).decoder()(list(messages))
+    assert rows.schema.types == format.schema.types
+    assert rows.num_rows == len(messages)
+    assert all(set(rows.to_pylist()[place].values()) == {None} for place in wrong)
+    return rows.to_pylist(), {place: str(error) for place, error in wrong.items()}
+
+
+def around(format, rows):
+    """Rows that were made into messages and back."""
+    encode = cloudpickle.loads(cloudpickle.dumps(format)).encoder(rows.schema, "t-value")
+    messages = [message for batch in rows.to_batches() for message in encode(batch)]
+    back, wrong = format.decoder()(messages)
+    assert wrong == {}
+    return back
+
+
+class TestRaw:
+    def test_bytes_are_as_they_are(self):
+        assert decoded(RawFormat("v"), b"\xff", None, b"")[0] == [{"v": b"\xff"}, {"v": None}, {"v": b""}]
+
+    def test_text_that_is_not_utf8_does_not_fit(self):
+        rows, wrong = decoded(RawFormat("v", pa.string()), b"a", b"\xff", "ä".encode(), None)
+
+        assert rows == [{"v": "a"}, {"v": None}, {"v": "ä"}, {"v": None}]
+        assert list(wrong) == [1]
+
+    def test_rows_become_messages(self):
+        rows = pa.table({"v": ["a", None, ""]})
+
+        assert RawFormat("v").encoder(rows.schema, "")(rows.to_batches()[0]) == [b"a", None, b""]
+
+    def test_other_types_are_refused(self):
+        with pytest.raises(InvalidInputError, match="a binary or string type, got int64"):
+            RawFormat("v", pa.int64())
+
+
+COLUMNS = pa.schema({"n": pa.int64(), "text": pa.string()})
+
+
+class TestJson:
+    @pytest.mark.parametrize(
+        "message",
+        [
+            b"",
+            b"null",
+            b"3",
+            b"[]",
+            b"{",
+            b'{"n": 1}}',
+            b'{"n": 1}{"n": 2}',
+            b'{"n": 1}\n{"n": 2}',
+            b'{"n": 1, "n": 2}',
+            b'{"n": "1"}',
+            b'{"n": 1.5}',
+            b'{"n": 99999999999999999999}',
+            b'{"text": "a\nb"}',
+            b'{"text": "\xff"}',
+            b'{"text": 3}',
+            b"\x00",
+            b'{"n": 1},',
+        ],
+    )
+    def test_what_is_no_object_of_these_columns_does_not_fit(self, message):
+        rows, wrong = decoded(JsonFormat(COLUMNS), b'{"n": 1, "text": "a"}', message, b'{"n": 3}')
+
+        assert rows[::2] == [{"n": 1, "text": "a"}, {"n": 3, "text": None}]
+        assert list(wrong) == [1]
+
+    def test_messages_that_make_up_for_each_other_are_both_found(self):
+        _, wrong = decoded(JsonFormat(COLUMNS), b'{"n": 1}{"n": 2}', b"", b'{"n":', b"4}", b'{"n": 5}')
+
+        assert list(wrong) == [0, 1, 2, 3]
+
+    @cases(
+        st.lists(
+            st.sampled_from(
+                [
+                    b"{",
+                    b"}",
+                    b'{"n":1}',
+                    b'{"n":',
+                    b"2}",
+                    b"",
+                    b'{"text":"',
+                    b'"}',
+                    b",",
+                    b"[{}]",
+                    b"{}{}",
+                    b"{\n}",
+                    b" {} ",
+                ]
+            ),
+            max_size=12,
+        )
+    )
+    def test_no_message_is_taken_for_a_part_of_another(self, messages):
+        rows, wrong = JsonFormat(COLUMNS).decoder()(messages)
+
+        for place, message in enumerate(messages):
+            try:
+                alone = json.loads(message)
+            except ValueError:
+                alone = None
+            if isinstance(alone, dict):
+                assert place not in wrong
+                assert rows.to_pylist()[place]["n"] == alone.get("n")
+            else:
+                assert place in wrong
+
+    def test_names_without_a_column_are_passed_over_and_missing_ones_are_null(self):
+        message = b' {"text": "\\u00e4", "more": [{"n": 3}]} '
+
+        assert decoded(JsonFormat(COLUMNS), message, None) == (
+            [{"n": None, "text": "ä"}, {"n": None, "text": None}],
+            {},
+        )
+
+    def test_an_object_over_several_lines_is_one(self):
+        assert decoded(JsonFormat(COLUMNS), b'{\n "n": 1,\n "text": "x"\n}\n')[0] == [{"n": 1, "text": "x"}]
+
+    def test_no_messages_are_no_rows(self):
+        assert decoded(JsonFormat(COLUMNS)) == ([], {})
+
+    def test_values_come_back_as_they_went(self):
+        rows = pa.table(
+            {
+                "i": pa.array([1, None], pa.int8()),
+                "f": [1.5, -2e300],
+                "s": ['a"\\\n\x00', "ä"],
+                "b": [b"\xff\x00", b""],
+                "t": pa.array([True, False]),
+                "at": pa.array([dt.datetime(2024, 1, 2, 3, 4, 5, 678_000), None], pa.timestamp("us")),
+                "utc": pa.array([0, 1], pa.timestamp("ms", "UTC")),
+                "day": [dt.date(2024, 1, 2), None],
+                "time": [dt.time(1, 2, 3, 4), None],
+                "money": pa.array([decimal.Decimal("1.25"), None], pa.decimal128(10, 2)),
+                "list": [[1, 2], []],
+                "struct": [{"x": 1, "y": ["a"]}, {"x": None, "y": None}],
+            }
+        )
+
+        assert around(JsonFormat(rows.schema), rows).to_pylist() == rows.to_pylist()
+
+    @pytest.mark.parametrize(
+        "type",
+        [pa.map_(pa.string(), pa.int64()), pa.duration("ms"), pa.struct({"b": pa.binary()}), pa.list_(pa.date32())],
+    )
+    def test_types_that_cannot_be_read_are_refused(self, type):
+        with pytest.raises(InvalidInputError, match="JsonFormat cannot read 'x"):
+            JsonFormat(pa.schema({"x": type})).decoder()
+
+
+PAYMENT = {
+    "type": "record",
+    "name": "Payment",
+    "fields": [
+        {"name": "user", "type": "string"},
+        {"name": "amount", "type": ["null", "long"], "default": None},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["CARD", "CASH"]}},
+        {"name": "money", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 2}},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "more", "type": {"type": "map", "values": ["null", "double"]}},
+        {
+            "name": "shop",
+            "type": ["null", {"type": "record", "name": "Shop", "fields": [{"name": "id", "type": "int"}]}],
+        },
+        {"name": "id", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+    ],
+}
+PAYMENT_ROWS = pa.Table.from_pylist(
+    [
+        {
+            "user": "ann",
+            "amount": 3,
+            "at": dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, dt.UTC),
+            "kind": "CASH",
+            "money": decimal.Decimal("1.25"),
+            "hash": b"ab",
+            "tags": ["x", "y"],
+            "more": [("pi", 3.14), ("none", None)],
+            "shop": {"id": 7},
+            "id": "f81d4fae-7dec-11d0-a765-00a0c91e6bf6",
+            "day": dt.date(1969, 12, 31),
+        },
+        {
+            "user": "",
+            "amount": None,
+            "at": dt.datetime(1969, 1, 1, tzinfo=dt.UTC),
+            "kind": "CARD",
+            "money": decimal.Decimal("-99999999.99"),
+            "hash": b"\x00\xff",
+            "tags": [],
+            "more": [],
+            "shop": None,
+            "id": "f81d4fae-7dec-11d0-a765-00a0c91e6bf6",
+            "day": dt.date(2024, 1, 2),
+        },
+    ],
+    schema=AvroFormat(PAYMENT).schema,
+)
+
+
+def record(schema, row, id=None):
+    """A message of fastavro's own."""
+    text = io.BytesIO()
+    fastavro.schemaless_writer(text, fastavro.parse_schema(schema), row)
+    return (b"" if id is None else struct.pack(">bI", 0, id)) + text.getvalue()
+
+
+@pytest.fixture
+def registry():
+    with schema_registry() as running:
+        yield running
+
+
+def two_fields(more=()):
+    fields = [{"name": "user", "type": "string"}, {"name": "amount", "type": "long"}, *more]
+    return {"type": "record", "name": "P", "fields": fields}
+
+
+class TestAvro:
+    def test_columns_follow_from_the_schema(self):
+        types = {field.name: (str(field.type), field.nullable) for field in AvroFormat(json.dumps(PAYMENT)).schema}
+
+        assert types["amount"] == ("int64", True)
+        assert types["at"] == ("timestamp[ms, tz=UTC]", False)
+        assert types["money"] == ("decimal128(10, 2)", False)
+        assert types["shop"] == ("struct<id: int32 not null>", True)
+
+    def test_values_come_back_as_they_went(self):
+        assert around(AvroFormat(PAYMENT), PAYMENT_ROWS).to_pylist() == PAYMENT_ROWS.to_pylist()
+
+    def test_a_registry_gives_the_schema_of_each_message_once(self, registry):
+        old = registry.add("t-value", json.dumps(two_fields()))
+        new = registry.add("t-value", json.dumps(two_fields([{"name": "note", "type": "string"}])))
+        reader = two_fields([{"name": "kind", "type": "string", "default": "card"}])
+        messages = [record(two_fields(), {"user": "ann", "amount": n}, old) for n in range(3)]
+        messages += [
+            record(two_fields([{"name": "note", "type": "string"}]), {"user": "bob", "amount": 9, "note": "x"}, new)
+        ]
+
+        rows, wrong = decoded(AvroFormat(reader, registry=SchemaRegistry(registry.url)), *messages)
+
+        assert wrong == {}
+        assert rows == [{"user": "ann", "amount": n, "kind": "card"} for n in range(3)] + [
+            {"user": "bob", "amount": 9, "kind": "card"}
+        ]
+        assert registry.asked == [f"/schemas/ids/{old}", f"/schemas/ids/{new}"]
+
+    def test_messages_that_do_not_fit_are_told_apart(self, registry):
+        id = registry.add("t-value", json.dumps(two_fields()))
+        other = registry.add(
+            "t-value", json.dumps({"type": "record", "name": "P", "fields": [{"name": "x", "type": "int"}]})
+        )
+        proto = registry.add("t-value", "message X {}", "PROTOBUF")
+        good = record(two_fields(), {"user": "ann", "amount": 1}, id)
+
+        rows, wrong = decoded(
+            AvroFormat(two_fields(), registry=SchemaRegistry(registry.url)),
+            good,
+            good[5:],
+            good[:-1],
+            good + b"x",
+            struct.pack(">bI", 0, 99),
+            record({"type": "record", "name": "P", "fields": [{"name": "x", "type": "int"}]}, {"x": 1}, other),
+            struct.pack(">bI", 0, proto),
+            b"",
+            None,
+            good,
+        )
+
+        assert [row["user"] for row in rows] == ["ann", *[None] * 8, "ann"]
+        assert list(wrong) == [1, 2, 3, 4, 5, 6, 7]
+        assert "no id of a schema" in wrong[1]
+        assert wrong[3] == "1 bytes are left after the record"
+        assert wrong[4].endswith("has no schema 99")
+        assert wrong[6] == f"schema {proto} is PROTOBUF, not Avro"
+
+    def test_a_schema_may_refer_to_others(self, registry):
+        registry.add("shop", json.dumps({"type": "record", "name": "Shop", "fields": [{"name": "id", "type": "int"}]}))
+        fields = [{"name": "shop", "type": "Shop"}]
+        whole = {
+            "type": "record",
+            "name": "P",
+            "fields": [{"name": "shop", "type": json.loads(registry.schemas[0]["schema"])}],
+        }
+        reference = {"name": "Shop", "subject": "shop", "version": 1}
+        id = registry.add(
+            "t-value", json.dumps({"type": "record", "name": "P", "fields": fields}), references=(reference,)
+        )
+
+        rows, wrong = decoded(
+            AvroFormat(whole, registry=SchemaRegistry(registry.url)), record(whole, {"shop": {"id": 7}}, id)
+        )
+
+        assert (rows, wrong) == ([{"shop": {"id": 7}}], {})
+
+    def test_a_sink_finds_its_schema_or_registers_it(self, registry):
+        rows = pa.table({"user": ["ann"], "amount": [1]}, schema=AvroFormat(two_fields()).schema)
+        access = SchemaRegistry(registry.url)
+
+        with pytest.raises(InvalidInputError, match="no such schema under subject 't-value'; register it"):
+            around(AvroFormat(two_fields(), registry=access), rows)
+        assert around(AvroFormat(two_fields(), registry=access, register=True), rows).to_pylist() == rows.to_pylist()
+        assert around(AvroFormat(two_fields(), registry=access), rows).to_pylist() == rows.to_pylist()
+        assert list(registry.subjects) == ["t-value"]
+
+    def test_a_row_that_does_not_fit_is_told(self):
+        rows = pa.table({"user": ["ann"], "amount": pa.array([None], pa.int64())})
+
+        with pytest.raises(InvalidInputError, match="a row does not fit the Avro schema of t-value"):
+            around(AvroFormat(two_fields()), rows)
+
+    @pytest.mark.parametrize(
+        ("schema", "told"),
+        [
+            ("{", "no schema of Avro: JSONDecodeError"),
+            ({"type": "record"}, "no schema of Avro"),
+            ({"type": "string"}, "a schema of a record"),
+            (two_fields([{"name": "x", "type": ["int", "string"]}]), "field 'x' is a union of 2 types"),
+            (two_fields([{"name": "x", "type": ["null", "P"]}]), "record 'P' is part of itself"),
+        ],
+    )
+    def test_schemas_that_are_no_columns_are_refused(self, schema, told):
+        with pytest.raises(InvalidInputError, match=told):
+            AvroFormat(schema)
+
+
+def message_class():
+    """A message with a field of every kind, as protoc would make it."""
+    file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
+    file.dependency.append("google/protobuf/timestamp.proto")
+    kind = file.enum_type.add(name="Kind")
+    kind.value.add(name="CARD", number=0)
+    kind.value.add(name="CASH", number=1)
+    file.message_type.add(name="Other")
+    message = file.message_type.add(name="Payment")
+    place = message.nested_type.add(name="Shop")
+    place.field.add(name="id", number=1, type=5, label=1)
+    entry = message.nested_type.add(name="MoreEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=9, label=1)
+    entry.field.add(name="value", number=2, type=3, label=1)
+    for number, (name, type, label, of) in enumerate(
+        [
+            ("user", 9, 1, None),
+            ("amount", 3, 1, None),
+            ("ratio", 1, 1, None),
+            ("raw", 12, 1, None),
+            ("kind", 14, 1, ".shop.Kind"),
+            ("tags", 9, 3, None),
+            ("at", 11, 1, ".google.protobuf.Timestamp"),
+            ("shop", 11, 1, ".shop.Payment.Shop"),
+            ("shops", 11, 3, ".shop.Payment.Shop"),
+            ("more", 11, 3, ".shop.Payment.MoreEntry"),
+        ],
+        start=1,
+    ):
+        message.field.add(name=name, number=number, type=type, label=label, type_name=of)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(Timestamp.DESCRIPTOR.file.serialized_pb)
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Payment"))
+
+
+PROTO_ROWS = pa.Table.from_pylist(
+    [
+        {
+            "user": "ann",
+            "amount": -3,
+            "ratio": 0.5,
+            "raw": b"\xff",
+            "kind": "CASH",
+            "tags": ["x", "y"],
+            "at": dt.datetime(2024, 1, 2, 3, 4, 5, 678_901, dt.UTC),
+            "shop": {"id": 7},
+            "shops": [{"id": 1}, {"id": 0}],
+            "more": [("a", 1)],
+        },
+        {"user": "", "amount": 0, "ratio": 0.0, "raw": b"", "kind": "CARD", "tags": [], "shops": [], "more": []},
+    ],
+    schema=ProtobufFormat(message_class()).schema,
+)
+
+
+class TestProtobuf:
+    def test_values_come_back_as_they_went(self):
+        assert around(ProtobufFormat(message_class()), PROTO_ROWS).to_pylist() == PROTO_ROWS.to_pylist()
+
+    def test_fields_without_presence_have_defaults_and_others_are_null(self):
+        (row,), wrong = decoded(ProtobufFormat(message_class()), b"")
+
+        assert wrong == {}
+        assert (row["user"], row["amount"], row["kind"], row["tags"]) == ("", 0, "CARD", [])
+        assert (row["at"], row["shop"]) == (None, None)
+
+    def test_a_message_has_the_id_of_its_schema_and_its_place_in_the_file(self, registry):
+        id = registry.add("t-value", "message Payment {}", "PROTOBUF")
+        format = ProtobufFormat(message_class(), registry=SchemaRegistry(registry.url))
+
+        (first, *_) = format.encoder(PROTO_ROWS.schema, "t-value")(PROTO_ROWS.to_batches()[0])
+
+        # The second message of its file: one number, which is 1, both as zigzag.
+        assert first[:7] == struct.pack(">bI", 0, id) + b"\x02\x02"
+        assert around(format, PROTO_ROWS).to_pylist() == PROTO_ROWS.to_pylist()
+
+    def test_messages_that_do_not_fit_are_told_apart(self, registry):
+        format = ProtobufFormat(message_class(), registry=SchemaRegistry(registry.url))
+
+        rows, wrong = decoded(
+            format, b"\x00\x00\x00\x00\x01\x00\x0a\x01a", b"\x0a\x01a", b"\x00\x00\x00\x00\x01\x00\x0a\x09a", None
+        )
+
+        assert [row["user"] for row in rows] == ["a", None, None, None]
+        assert list(wrong) == [1, 2]
+        assert "no id of a schema" in wrong[1]
+        assert wrong[2].startswith("DecodeError")
+
+    def test_a_row_that_does_not_fit_is_told(self):
+        rows = pa.table({"kind": ["GOLD"]})
+
+        with pytest.raises(InvalidInputError, match=r"a row does not fit the message shop.Payment"):
+            around(ProtobufFormat(message_class()), rows)
+
+    def test_what_is_no_class_of_messages_is_refused(self):
+        with pytest.raises(InvalidInputError, match="a class of messages that protoc made, got <class 'int'>"):
+            ProtobufFormat(int)
+
+
+class TestRegistry:
+    def test_it_is_asked_again_if_it_fails_for_a_while(self, registry):
+        id = registry.add("t-value", "{}")
+        registry.failures = [503, 500]
+
+        assert SchemaRegistry(registry.url).schema(id).text == "{}"
+
+    def test_one_that_stays_away_is_told_without_secrets(self, registry):
+        registry.failures = [503] * 3
+
+        with pytest.raises(UnavailableError, match="the schema registry at http://127.0.0.1:.*503") as caught:
+            SchemaRegistry(registry.url, user="ann", password="pa55").latest("x")
+
+        assert "pa55" not in str(caught.value)
+
+    def test_rights_are_told_and_not_tried_again(self, registry):
+        registry.failures = [403]
+
+        with pytest.raises(InvalidInputError, match="refuses /subjects/x/versions/latest: 403"):
+            SchemaRegistry(registry.url).latest("x")
+
+        assert len(registry.asked) == 1
+
+    def test_it_is_asked_as_the_user_or_with_the_token(self, registry):
+        registry.add("x", "{}")
+
+        SchemaRegistry(registry.url, user="ann", password="pa55").latest("x")
+        SchemaRegistry(registry.url, token="t0ken").latest("x")
+
+        assert registry.authorization == ["Basic YW5uOnBhNTU=", "Bearer t0ken"]
+
+    def test_a_subject_that_is_not_there_is_named(self, registry):
+        with pytest.raises(InvalidInputError, match="has no subject 'x'; register its schema first"):
+            SchemaRegistry(registry.url).latest("x")
+
+    @pytest.mark.parametrize("url", ["registry:8081", "ftp://x", "https://ann:pa55@x"])
+    def test_a_url_that_is_none_or_has_a_password_is_refused_without_it(self, url):
+        with pytest.raises(InvalidInputError) as caught:
+            SchemaRegistry(url)
+
+        assert "pa55" not in str(caught.value)
