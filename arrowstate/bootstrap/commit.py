@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from arrowstate.bootstrap.plan import FillPlan
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.checkpoints.handles import SubtaskHandle
-from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.errors import FencedError
+from arrowstate.files.notes import of_stopped_query
 from arrowstate.files.subtasks import operator_of, whole_operators
 from arrowstate.log.commit import Commit
 from arrowstate.log.entries import CommittedEntry, content_of

@@ -16,8 +16,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.errors import CollectedError, CorruptDataError, FencedError, InvalidInputError
+from arrowstate.files.notes import of_stopped_query
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.subtasks import Content, fitted, list_files, whole_operators, without_unused_schemas
 from arrowstate.log.boundary import Boundary, NewReferences

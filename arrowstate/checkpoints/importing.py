@@ -18,10 +18,10 @@ from pathlib import PurePosixPath
 from msgspec.structs import replace
 
 from arrowstate.checkpoints.committing import Committer
-from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.files.contents import checked_pieces
 from arrowstate.files.disposal import dispose, files_to_dispose
+from arrowstate.files.notes import begun_with, of_other_store, of_stopped_query
 from arrowstate.files.open_files import open_file
 from arrowstate.files.operator import read_part
 from arrowstate.files.reading import find_operator, subtask_runs
@@ -31,6 +31,7 @@ from arrowstate.files.validation import validated
 from arrowstate.files.writing import write_manifest
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit import Commit
+from arrowstate.log.entries import CommittedEntry
 from arrowstate.log.leases import held_while_read
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.storage.base import Storage
@@ -88,8 +89,13 @@ def import_checkpoint(
     clock_ms: Callable[[], int],
     new_id: Callable[[], str],
     progress: Callable[[int, int], None] | None = None,
+    place: str | None = None,
+    check: Callable[[CommittedEntry | None], None] | None = None,
 ) -> LogEntryDocument:
-    """Copy a checkpoint of another store and commit it as the newest of this one."""
+    """Copy a checkpoint of another store and commit it as the newest of this one.
+
+    `place` is what a job notes that begins with it, and `check` as for `Committer`.
+    """
     if not isinstance(claim_mode, ClaimMode):
         raise InvalidInputError(f"claim_mode must be a ClaimMode, got {claim_mode!r}")
     if (source.url, source_store_id) == (storage.url, store_id):
@@ -119,6 +125,7 @@ def import_checkpoint(
             clock_ms=clock_ms,
             new_id=new_id,
             once=True,
+            check=check,
             properties={
                 IMPORTED_FROM: {
                     "url": source.url,
@@ -128,9 +135,10 @@ def import_checkpoint(
                 }
             },
         )
+        noted = of_stopped_query(of_other_store(entry.properties, source_store_id), new_id)
         committed = committer.commit(
             copied,
-            properties=of_stopped_query(entry.properties, new_id),
+            properties=noted if place is None else begun_with(noted, place),
             watermark=entry.watermark,
             started_at_ms=started_at_ms,
             files=files,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from arrowstate.checkpoints.committing import Committer, with_given_ids
-from arrowstate.checkpoints.notes import of_stopped_query
+from arrowstate.files.notes import of_stopped_query
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.leases import held_while_read
 from arrowstate.storage.base import Storage

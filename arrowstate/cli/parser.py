@@ -373,8 +373,8 @@ def _add_run(commands: Commands) -> None:
         "--from",
         dest="begin_from",
         metavar="PLACE",
-        help="begin with a savepoint, by name, path or URL, or with a checkpoint of the job's store, by its number; "
-        "by default with its newest",
+        help="begin with a savepoint or another store, by name, path or URL, @ and a checkpoint, unless the job's "
+        "store has begun there; or with a checkpoint of that store, by its number; by default with its newest",
     )
     started.add_argument(
         "--savepoint", metavar="NAME_OR_PATH", help="where Ctrl-C writes the savepoint; stopped-at-N by default"

@@ -32,10 +32,15 @@ _TOGETHER_S = 0.5
 
 
 class _Signals:
-    """SIGINT and SIGTERM: the first asks the job to stop, the second has it end at once, the third this process."""
+    """SIGINT and SIGTERM: the first asks the job to stop, the second has it end at once, the third this process.
+
+    SIGUSR1, where the system has it, asks for a full checkpoint.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self.asked = 0
+        "How many full checkpoints were asked for."
         self._heard_at = -_TOGETHER_S
         self.changed = threading.Event()
         self._last = signal.SIGINT
@@ -49,11 +54,17 @@ class _Signals:
     def __enter__(self) -> _Signals:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._heard)
+        if hasattr(signal, "SIGUSR1"):
+            self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._asked)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
+
+    def _asked(self, _: int, __: FrameType | None) -> None:
+        self.asked += 1
+        self.changed.set()
 
     def _heard(self, number: int, _: FrameType | None) -> None:
         at = time.monotonic()
@@ -111,6 +122,7 @@ def run_job(options: argparse.Namespace) -> int:
 def _watch(running: RunningJob, signals: _Signals, display: Display) -> bool:
     """Show how the job is until it has ended, and ask it to stop with the first signal; False at the second."""
     stopping: threading.Thread | None = None
+    answered = 0
     while True:
         status = running.status()
         display.show(status)
@@ -118,6 +130,9 @@ def _watch(running: RunningJob, signals: _Signals, display: Display) -> bool:
             return True
         if signals.count > 1:
             return False
+        if signals.asked > answered:
+            answered = signals.asked
+            threading.Thread(target=_checkpoint, args=(running, display), daemon=True).start()
         if signals.count and stopping is None:
             display.event("stopping", "stopping: what was read is processed; once more ends it at once")
             # It waits for the end, and this thread for more signals.
@@ -133,6 +148,17 @@ def _stop(running: RunningJob) -> None:
         running.stop()
 
 
+def _checkpoint(running: RunningJob, display: Display) -> None:
+    """Take a full checkpoint, and tell of it."""
+    try:
+        snapshot = running.checkpoint(full=True)
+    except ArrowStateError as error:
+        display.event("checkpoint", f"no full checkpoint: {error}")
+    else:
+        id = snapshot.checkpoint_id
+        display.event("checkpoint", f"checkpoint {id} is full", checkpoint_id=id)
+
+
 def _close(running: RunningJob, exit_code: int) -> None:
     """End a job at once, and this process too if a step does not let go of it."""
     closing = threading.Thread(target=running.close, daemon=True)
@@ -145,10 +171,16 @@ def _close(running: RunningJob, exit_code: int) -> None:
 
 
 def _begin_from(job: Job, place: str) -> None:
-    """Make a savepoint, or an older checkpoint of the job's store, the newest checkpoint of that store."""
+    """Have the job's store begin with a place, unless it has begun there, whatever the file says.
+
+    An older checkpoint of the store itself is taken again.
+    """
+    from arrowstate.runtime.running import begin_from
+
     store = open_store(job.store, create=True, storage_options=job.storage_options)
+    job.from_savepoint = None
     if not place.isdecimal():
-        store.import_savepoint(place)
+        begin_from(job, store, place, anew=True)
     elif int(place) != store.latest().checkpoint_id:
         store.rollback(int(place), comment="arrowstate run --from")
 

@@ -13,7 +13,6 @@ from itertools import chain, count
 from typing import Any
 
 from arrowstate.checkpoints.committing import Committer, Needs, with_given_ids
-from arrowstate.checkpoints.notes import of_stopped_query
 from arrowstate.editing.overlay import Overlay
 from arrowstate.errors import (
     ArrowStateError,
@@ -22,6 +21,7 @@ from arrowstate.errors import (
     FencedError,
     InvalidInputError,
 )
+from arrowstate.files.notes import of_stopped_query
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.subtasks import read_states, whole_operators
 from arrowstate.log.collected import reading_checkpoint

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.checkpoints.notes import check_no_rows_kept, with_uid
 from arrowstate.editing.committing import commit_edit, new_files, new_inline_bytes
 from arrowstate.editing.forms import UPDATED_AT, Rows
 from arrowstate.editing.overlay import Overlay
@@ -33,6 +32,7 @@ from arrowstate.editing.purging import (
 from arrowstate.editing.script import run_script
 from arrowstate.editing.staging import Staging
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError, EditConflictError, InvalidInputError
+from arrowstate.files.notes import check_no_rows_kept, with_uid
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.output_tables import BATCH_SUFFIX
 from arrowstate.files.reading import find_operator, find_state

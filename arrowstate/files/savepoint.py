@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from arrowstate.errors import ArrowStateError, CheckpointCancelledError, InvalidInputError, StoreNotFoundError
+from arrowstate.files.notes import of_other_store
 from arrowstate.files.operator import FrozenOperatorState, read_part, write_operator_states
 from arrowstate.files.reading import open_run, subtask_runs
 from arrowstate.files.savepoint_rows import cutoff_of, drop_expired, merged_rows
@@ -133,7 +134,7 @@ def write_savepoint(
         target,
         [_committed(storage, store_id, operator) for operator in entry.operators],
         checkpoint_id=entry.checkpoint_id,
-        properties=entry.properties,
+        properties=of_other_store(entry.properties, store_id),
         watermark=entry.watermark,
         format=format,
         new_id=new_id,

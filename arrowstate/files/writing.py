@@ -259,10 +259,13 @@ class _WrittenRun:
     bytes_written: int
 
 
-def _write_run(make: Callable[[], RunWriter], state: FrozenState, store: str, frozen: FrozenRun) -> _WrittenRun:
-    """Write what the store lacks of a run; runs are written by several threads, each with a writer of its own."""
+def _write_run(make: Callable[[], RunWriter], state: FrozenState, store: str | None, frozen: FrozenRun) -> _WrittenRun:
+    """Write what the store lacks of a run, all of it where there is no store.
+
+    Runs are written by several threads, each with a writer of its own.
+    """
     writer = make()
-    stored = frozen.run.stored.get(store)
+    stored = None if store is None else frozen.run.stored.get(store)
     if stored is None:
         document, shift = writer.write(frozen, state.table.schema, state.document.schema_version)
     else:
@@ -283,8 +286,9 @@ def write_subtask(
     new_id: Callable[[], str],
     previous: SubtaskDocument | None = None,
     cancelled: Callable[[], bool] = never,
+    is_full: bool = False,
 ) -> WrittenSubtask:
-    """Write what the store lacks of a subtask's state, and its manifest."""
+    """Write what the store lacks of a subtask's state, or all of it, and its manifest."""
     paths: list[str] = []
     states = []
     changed_runs: list[tuple[Run, RunDocument, int]] = []
@@ -306,7 +310,7 @@ def write_subtask(
             )
             written = in_parallel(
                 storage,
-                partial(_write_run, make, state, store_key(storage, store_id)),
+                partial(_write_run, make, state, None if is_full else store_key(storage, store_id)),
                 state.table.runs,
                 name="uploads",
                 writes=True,

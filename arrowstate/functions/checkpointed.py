@@ -74,10 +74,14 @@ class CheckpointedFunction:
         """
 
     def on_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Called after a checkpoint was committed, and with it all before it.
+        """Called after a checkpoint was committed, and with it all before it; at most once in each start of the job.
 
         A job that fails right after the commit does not call it: what must happen once belongs in a sink.
         """
 
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Called after a checkpoint was given up: what it would have held will be in a later one."""
+        """Called after a checkpoint was given up: what it would have held will be in a later one.
+
+        Like `on_checkpoint_complete` it is called at most once for a checkpoint in each start of the job, or never if
+        the job fails before.
+        """

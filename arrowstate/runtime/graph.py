@@ -26,6 +26,7 @@ from arrowstate.runtime.restart import Restart
 from arrowstate.runtime.sinks.table import OutputTable as Table
 from arrowstate.runtime.watermarks import Watermarks
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
+from arrowstate.store.snapshot import Snapshot
 from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.names import check_operator_uid
 
@@ -229,6 +230,7 @@ class Declared(Protocol):
     mode: Literal["exactly-once", "at-least-once"]
     restart: Restart
     allow_non_restored_state: bool
+    from_savepoint: str | Path | Snapshot | None
     task_timeout_ms: int | None
     spare_slot: bool
     retention: RetentionPolicy | None

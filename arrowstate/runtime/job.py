@@ -54,6 +54,13 @@ class Job:
         As for `arrowstate.open_store`.
     allow_non_restored_state
         Drop the state of operators that the job does not declare. Without it a store with such state is refused.
+    from_savepoint
+        Where the first start begins, while the store has no checkpoint: with the state, the positions in the sources
+        and the output tables of a savepoint, of a checkpoint or of the store of another job. A name, for the folder
+        `savepoints/<name>` of the store; a path or URL, whose newest checkpoint it is, or with `@` and an id, a tag or
+        a time an older one, such as `/data/totals@41`; or a `Snapshot`. Its files are copied and checked. Rows that its
+        sinks had already they are not given again. Every later start goes on from the job's own store, and needs that
+        place no more. A store with checkpoints that did not begin there is refused.
     task_timeout_ms
         For slots in processes: a slot that stays in one step for longer, at least 1 ms, counts as hung. It is killed,
         and the job starts again from its newest checkpoint. None for never.
@@ -105,6 +112,7 @@ class Job:
         restart: Restart | None = None,
         storage_options: Mapping[str, Any] | None = None,
         allow_non_restored_state: bool = False,
+        from_savepoint: str | Path | Snapshot | None = None,
         task_timeout_ms: int | None = None,
         spare_slot: bool = True,
         retention: RetentionPolicy | None = DEFAULT_RETENTION,
@@ -120,6 +128,7 @@ class Job:
         self.restart = restart or Restart.exponential()
         self.storage_options = storage_options
         self.allow_non_restored_state = allow_non_restored_state
+        self.from_savepoint = from_savepoint
         self.spare_slot = spare_slot
         self.retention = check_retention(retention)
         self.publish = check_publish(publish)
@@ -201,8 +210,10 @@ class Job:
         Raises
         ------
         InvalidInputError
-            If the job has no source, the store has state that the job does not declare, or a part of the job cannot be
-            pickled.
+            If the job has no source, the store or `from_savepoint` has state that the job does not declare, the store
+            has not begun with `from_savepoint`, or a part of the job cannot be pickled.
+        StoreNotFoundError, NotFoundError
+            If the first start finds nothing at `from_savepoint`.
         FencedError
             If a newer writer opens the store while this one starts.
         """

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,9 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from arrowstate.checkpoints.committing import Committer
-from arrowstate.errors import IncompatibleStateError, InvalidInputError, JobFailedError
+from arrowstate.checkpoints.importing import ClaimMode, import_checkpoint
+from arrowstate.errors import IncompatibleStateError, InvalidInputError, JobFailedError, StoreNotFoundError
+from arrowstate.files.notes import begun_from
+from arrowstate.files.savepoint import open_savepoint_place, savepoint_place
 from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import CommittedEntry, newest_id, open_store_document
 from arrowstate.publish.beside import publisher_of_writer
 from arrowstate.query.beside import select_beside
 from arrowstate.runtime.connectors import PreparingSink, Sink
@@ -36,6 +41,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.store.follower import Follower
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.store import StateStore, open_store
+from arrowstate.telemetry.records import recorded
 from arrowstate.ui.serving import Page, open_page
 from arrowstate.upkeep.beside import collector_of_writer
 from arrowstate_formats.arrow_types import type_from_json
@@ -222,10 +228,19 @@ class RunningJob:
         """
         return self.store.follow(poll_ms=poll_ms, holder="follower of a job")
 
-    def checkpoint(self, *, timeout_ms: int | None = None) -> Snapshot:
+    def checkpoint(self, *, full: bool = False, timeout_ms: int | None = None) -> Snapshot:
         """Take a checkpoint now, and return it when it is committed and the sinks have accepted their rows.
 
         During a rescale it waits, and takes the checkpoint afterwards.
+
+        Parameters
+        ----------
+        full
+            Write all keyed and operator state anew, so that the checkpoint refers to no state that an earlier one has
+            written. Later checkpoints are incremental again, on top of it. Output tables, and splits that were read to
+            their end, only grow and stay where they are.
+        timeout_ms
+            How long to wait for it; by default until it has ended.
 
         Raises
         ------
@@ -240,7 +255,7 @@ class RunningJob:
         while True:
             driver = self._settled(left)
             asked: Future[int] = Future()
-            driver.call(partial(_ask, asked))
+            driver.call(partial(_ask, asked, full))
             if not driver.wait(asked.done, left.ms):
                 raise TimeoutError(left.text)
             if asked.exception() is None or driver.coordinator.state != "rescaling":
@@ -445,7 +460,7 @@ class _Left:
         return None if seconds is None else math.ceil(seconds * 1000)
 
 
-def _ask(asked: Future[int], job: Any) -> None:
+def _ask(asked: Future[int], full: bool, job: Any) -> None:
     """Ask a coordinator for a checkpoint."""
 
     def done(checkpoint_id: int | None, error: BaseException | None) -> None:
@@ -459,7 +474,7 @@ def _ask(asked: Future[int], job: Any) -> None:
     elif job.is_over:
         raise InvalidInputError(f"the job has {job.state}, so no checkpoint can be taken; start it again")
     else:
-        job.request_checkpoint(done)
+        job.request_checkpoint(done, is_full=full)
 
 
 def start(job: Declared, mode: Mode, seed: int) -> RunningJob:
@@ -467,10 +482,89 @@ def start(job: Declared, mode: Mode, seed: int) -> RunningJob:
     if mode not in ("processes", "threads", "inline"):
         raise InvalidInputError(f"mode must be processes, threads or inline, got {mode!r}")
     store = open_store(job.store, create=True, storage_options=job.storage_options)
+    if job.from_savepoint is not None:
+        begin_from(job, store, job.from_savepoint)
     newest = CommitLog(store.storage).history().checkpoint
     _check_store(job, newest, store.storage)
     committer = Committer(store.storage, clock_ms=store.clock_ms, new_id=store.new_id, properties={"writer": "runtime"})
     return RunningJob(job, store, mode, seed, committer)
+
+
+def begin_from(job: Declared, store: StateStore, given: str | Path | Snapshot, *, anew: bool = False) -> None:
+    """Have a store begin with a savepoint, a checkpoint or a store of another job, unless it has begun there.
+
+    With `anew` it replaces what the store has; else a store with checkpoints is refused.
+    """
+    log = CommitLog(store.storage)
+    place = _place_of(store, given)
+
+    def check(newest: CommittedEntry | None) -> None:
+        # Of two starts at once the second goes on from what the first has made.
+        if newest is not None and newest_id(newest) and not anew:
+            raise _BegunError
+
+    newest = log.history().checkpoint
+    if newest is None or (anew and begun_from(newest.properties) != place):
+        source = given if isinstance(given, Snapshot) else _source(store, given)
+        if source.store_id == store.store_id and source.storage.url == store.url:
+            store.rollback(source.checkpoint_id, comment="arrowstate run --from")
+            return
+        _max_parallelism(job, source.entry)
+        _check_store(job, source.entry, source.storage)
+        with suppress(_BegunError), recorded("import", store.url, store.clock_ms()) as recording:
+            entry = import_checkpoint(
+                store.storage,
+                store.store_id,
+                source.storage,
+                source.store_id,
+                source.entry,
+                claim_mode=ClaimMode.NO_CLAIM,
+                clock_ms=store.clock_ms,
+                new_id=store.new_id,
+                place=place,
+                check=check,
+            )
+            recording.checkpoint_id = entry.checkpoint_id
+            return
+        newest = log.history().checkpoint
+    had = None if newest is None else begun_from(newest.properties)
+    if had != place:
+        began = "with none of another" if had is None else f"with {had}"
+        raise InvalidInputError(
+            f"{store.url} has checkpoint {None if newest is None else newest.checkpoint_id} and began {began}, so it "
+            f"cannot begin with {place}; leave from_savepoint out to go on from that checkpoint, give the job another "
+            "store, or replace what this one has with store.import_savepoint(...)"
+        )
+
+
+class _BegunError(Exception):
+    """Another start has begun meanwhile."""
+
+
+def _place_of(store: StateStore, given: str | Path | Snapshot) -> str:
+    """Return where a job begins as its store notes it: without a look at what is there, which may be gone."""
+    if isinstance(given, Snapshot):
+        return f"{given.storage.url.rstrip('/')}@{given.checkpoint_id}"
+    place = savepoint_place(store.storage, given)
+    return (place if "://" in place else str(Path(place).absolute())).rstrip("/")
+
+
+def _source(store: StateStore, given: str | Path) -> Snapshot:
+    """Return what a job is to begin with."""
+
+    def opened(place: str) -> StateStore:
+        storage = open_savepoint_place(store.storage, place)
+        return StateStore(storage, open_store_document(storage).store_id)
+
+    place = str(given)
+    before, at, reference = place.rpartition("@")
+    try:
+        return opened(place).latest()
+    except StoreNotFoundError:
+        # A name of a folder or host may have the sign too.
+        if not at or not before or "/" in reference:
+            raise
+    return opened(before).snapshot(reference)
 
 
 def _max_parallelism(job: Declared, newest: LogEntryDocument | None) -> int:

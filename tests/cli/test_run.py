@@ -19,6 +19,7 @@ from arrowstate.cli import main, run_display, run_table
 from arrowstate.cli.job_file import load_job
 from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.runtime import JobStatus, RestartStatus, TaskStatus
 
 HEAD = """
@@ -149,6 +150,10 @@ def test_a_job_begins_with_a_savepoint_another_store_or_an_older_checkpoint(writ
     once, thrice = {0: 2, 1: 1, 2: 1}, {0: 6, 1: 3, 2: 3}
     store = arrowstate.open_store(tmp_path / "store", create=True)
 
+    def fences():
+        fences = [entry.document for entry in CommitLog(store.storage).history().entries()]
+        return [fence.properties for fence in reversed(fences) if fence.kind == "fence"]
+
     def run(*arguments):
         assert main(["run", path, "--mode", "threads", *arguments]) == 0
         return counts(tmp_path / "store")
@@ -156,14 +161,22 @@ def test_a_job_begins_with_a_savepoint_another_store_or_an_older_checkpoint(writ
     # What is read of a split is not read again, whatever the source has now.
     assert run() == once
     first = store.latest().checkpoint_id
+    store.tag("first")
     store.savepoint("before")
     assert main(["run", other, "--mode", "threads"]) == 0
     assert run("--from", str(tmp_path / "store-of-another")) == thrice
     assert run("--from", "before") == once
+    assert "imported_from" in fences()[-2]
+    # The second start goes on.
+    assert run("--from", "before") == once
+    assert "imported_from" not in fences()[-1]
     assert run("--from", str(tmp_path / "store-of-another")) == thrice
     assert run("--from", str(first)) == once
     assert run() == once
     assert [file.parent.name for file in (tmp_path / "store").glob("savepoints/*/arrowstate.json")] == ["before"]
+    last = arrowstate.open_store(tmp_path / "store-of-another").latest().checkpoint_id
+    assert run("--from", f"{tmp_path}/store-of-another@{last}") == thrice
+    assert run("--from", f"{tmp_path}/store@{first}") == once
     assert main(["run", path, "--from", "1000"]) == 1
     assert "no checkpoint 1000 in this store" in capsys.readouterr().err
 
@@ -196,11 +209,15 @@ def test_ctrl_c_stops_a_job_with_a_savepoint_and_a_new_start_goes_on(write, tmp_
     with started(path, "--json", "--every", "0.2") as process:
         while not (told := read_until(process, "status"))["tasks"] or not told["tasks"][0]["rows"]:
             pass
+        process.send_signal(signal.SIGUSR1)
+        full = read_until(process, "checkpoint")
         process.send_signal(signal.SIGINT)
         stopped = read_until(process, "stopped")
         code = process.wait(30)
 
     assert code == 0
+    assert full["text"] == f"checkpoint {full['checkpoint_id']} is full"
+    assert full["checkpoint_id"] < stopped["checkpoint_id"]
     assert {task["task"] for task in told["tasks"]} == {"numbers", "counts"}
     assert stopped["savepoint"] == str(tmp_path / "store" / "savepoints" / f"stopped-at-{stopped['checkpoint_id']}")
     assert sum(counts(stopped["savepoint"]).values()) >= told["tasks"][0]["rows"] > 0

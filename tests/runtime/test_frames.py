@@ -38,6 +38,7 @@ def through(sockets, element, schema=None, *, attempt=3, edge=0):
         Status(False),
         Barrier(1),
         Barrier(1 << 40),
+        Barrier(2, is_full=True),
         CancelBarrier(17),
         EndOfData(),
     ],

@@ -27,7 +27,7 @@ class Recorded:
         chain = SimpleNamespace(has_room=True, event=lambda _: None, exchanges={}, sinks={})
         hooks = TaskHooks(
             consumed=lambda channel, size: self.consumed.append((channel, size)),
-            snapshot=lambda task, checkpoint_id, waited: self.snapshots.append(checkpoint_id),
+            snapshot=lambda task, checkpoint_id, waited, is_full: self.snapshots.append(checkpoint_id),
             ended=lambda task: None,
             now_ms=lambda: 0,
             now_us=lambda: 0,

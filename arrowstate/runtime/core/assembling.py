@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from arrowstate.checkpoints.committing import Committer, Needs
 from arrowstate.errors import CorruptDataError, InvalidInputError
+from arrowstate.files.notes import begun_from
 from arrowstate.files.operator import read_part
 from arrowstate.files.output_tables import OutputTable as StoredTable
 from arrowstate.files.output_tables import appended, merged_parts, write_output
@@ -60,6 +61,8 @@ class Kept:
     subtask: int
     part: OperatorPartDocument
     value_type: Any
+    store_id: str
+    """By which the sink knows them: that of the job's store, or of the one that its state came from."""
 
     @property
     def place(self) -> tuple[int, str, int]:
@@ -87,6 +90,8 @@ class Entries:
     "By source what is recorded of its finished splits, in the newest checkpoint."
     waiting: list[Kept] = field(default_factory=list)
     "What sinks have not had, oldest first."
+    begun_from: str | None = None
+    "The savepoint, checkpoint or store with which the job has begun."
 
     def restore(self) -> LogEntryDocument | None:
         """Return the newest checkpoint, after the sinks have got what it keeps for them."""
@@ -96,6 +101,7 @@ class Entries:
         declared = {node.uid for node in self._sinks()}
         self.waiting = [] if entry is None else [kept for kept in self._kept(entry) if kept.uid in declared]
         self.committed_id = 0 if entry is None or entry.checkpoint_id is None else entry.checkpoint_id
+        self.begun_from = None if entry is None else begun_from(entry.properties)
         names = self._by_sink(self.waiting)
         self.give()
         for node in self._sinks():
@@ -111,7 +117,7 @@ class Entries:
         with Commit(self.storage) as files:
             paths = files.paths
             found = [
-                Kept(part.uid, part.epoch, handle.subtask, part.part, part.value_type)
+                Kept(part.uid, part.epoch, handle.subtask, part.part, part.value_type, self.store_id)
                 for handle in handles
                 for part in handle.parts
                 if part.epoch is not None and part.epoch > self.committed_id
@@ -140,6 +146,7 @@ class Entries:
                         "pending": self._places(kept),
                         "recorded": {uid: len(item.parts) for uid, item in recorded.items() if item.parts},
                         "sinks": self._sink_places(kept),
+                        **({} if self.begun_from is None else {"from": self.begun_from}),
                     }
                 },
                 watermark=lowest_watermark(
@@ -170,7 +177,7 @@ class Entries:
             table = pa.Table.from_batches([self._rows(item) for item in parts])
             with explained(first.uid, f"the commit of rows of checkpoint {first.epoch}"):
                 if isinstance(node.sink, Sink):
-                    token = Token(self.store_id, first.uid, first.epoch, first.subtask)
+                    token = Token(first.store_id, first.uid, first.epoch, first.subtask)
                     node.sink.commit(table.cast(node.schema), token)
                 else:
                     node.sink.commit(_committables(node.sink, table))
@@ -296,7 +303,10 @@ class Entries:
 
     def _kept(self, entry: LogEntryDocument) -> Iterator[Kept]:
         """Yield what an entry keeps for sinks, in the order of the epochs."""
-        places: Mapping[str, Sequence[Sequence[int]]] = (entry.properties or {}).get(PROPERTY, {}).get("pending", {})
+        noted = (entry.properties or {}).get(PROPERTY, {})
+        places: Mapping[str, Sequence[Sequence[int]]] = noted.get("pending", {})
+        # An attempt begins when the sinks have had these rows, so no checkpoint of this job keeps those of another.
+        store_id = noted.get("origin", self.store_id)
         found = []
         for operator in entry.operators:
             for state in operator.operator_states:
@@ -309,7 +319,7 @@ class Entries:
                             f"{len(places[operator.uid])}",
                         )
                     for part, (epoch, subtask) in zip(whole.parts, places[operator.uid], strict=True):
-                        found.append(Kept(operator.uid, epoch, subtask, part, state.value_type))
+                        found.append(Kept(operator.uid, epoch, subtask, part, state.value_type, store_id))
         yield from sorted(found, key=lambda item: (item.epoch, item.subtask))
 
     def _rows(self, kept: Kept) -> pa.RecordBatch:

@@ -104,6 +104,7 @@ class _Request:
     """A checkpoint that somebody asked for."""
 
     done: Done
+    is_full: bool = False
     checkpoint_id: int | None = None
 
 
@@ -172,9 +173,9 @@ class JobCheckpoints:
         requests, self._requests = self._requests, []
         return [Answer(request.done, None, reason) for request in requests]
 
-    def request(self, done: Done) -> None:
+    def request(self, done: Done, *, is_full: bool = False) -> None:
         """Take one as soon as there is room, see `serve`."""
-        self._requests.append(_Request(done))
+        self._requests.append(_Request(done, is_full))
 
     def feed(self, event: Event) -> list[JobAction]:
         """Take note of what happened to a checkpoint."""
@@ -198,7 +199,7 @@ class JobCheckpoints:
         made: list[JobAction] = []
         for request in self._requests:
             if request.checkpoint_id is None:
-                request.checkpoint_id, actions = self._trigger(now_ms)
+                request.checkpoint_id, actions = self._trigger(now_ms, is_full=request.is_full)
                 made += actions
                 if request.checkpoint_id is None:
                     break
@@ -232,14 +233,14 @@ class JobCheckpoints:
             actions.append(EndJob())
         return actions
 
-    def _to_do(self, now_ms: int, actions: Sequence[Action]) -> list[JobAction]:
+    def _to_do(self, now_ms: int, actions: Sequence[Action], *, is_full: bool = False) -> list[JobAction]:
         made: list[JobAction] = []
         for action in actions:
             match action:
                 case Start(id, _):
                     self._given_up = None
                     self._based_on[id] = self._committer.newest_number, now_ms
-                    made.append(TellSlots(TriggerCheckpoint(self._attempt, id)))
+                    made.append(TellSlots(TriggerCheckpoint(self._attempt, id, is_full)))
                 case Commit(id, _, handles):
                     self._committing += 1
                     made.append(CommitCheckpoint(id, handles, *self._based_on[id]))
@@ -270,10 +271,10 @@ class JobCheckpoints:
         self._requests = [request for request in self._requests if request.checkpoint_id != checkpoint_id]
         return [Answer(request.done, None if error is not None else checkpoint_id, error) for request in answered]
 
-    def _trigger(self, now_ms: int) -> tuple[int | None, list[JobAction]]:
+    def _trigger(self, now_ms: int, *, is_full: bool = False) -> tuple[int | None, list[JobAction]]:
         """Take a checkpoint if there is room; return its id."""
         if self._coordination is None or not self._coordination.has_room:
             return None, []
         actions = self._coordination.handle(Trigger(now_ms))
         id = next((action.checkpoint_id for action in actions if isinstance(action, Start)), None)
-        return id, self._to_do(now_ms, actions)
+        return id, self._to_do(now_ms, actions, is_full=is_full)

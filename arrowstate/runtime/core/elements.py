@@ -43,6 +43,8 @@ class Barrier:
     """What comes before it is part of a checkpoint, and what comes after it is not."""
 
     checkpoint_id: int
+    is_full: bool = False
+    """Whether the checkpoint is to refer to no state that an earlier one has written."""
 
 
 @dataclass(frozen=True, slots=True)

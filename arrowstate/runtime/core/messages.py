@@ -117,6 +117,7 @@ class Cancel:
 class TriggerCheckpoint:
     attempt: int
     checkpoint_id: int
+    is_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

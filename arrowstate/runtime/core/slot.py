@@ -200,10 +200,11 @@ class Slot:
     def _told(self, attempt: Attempt, message: ToSlot) -> None:
         sources = attempt.sources
         match message:
-            case TriggerCheckpoint(_, checkpoint_id):
+            case TriggerCheckpoint(_, checkpoint_id, is_full):
                 # Before the parts of a checkpoint: when a job is over it has heard of all its rows.
                 self._measure(self._outside.now_ms(), tell=True)
                 for source in sources.values():
+                    source.full.update([checkpoint_id] if is_full else ())
                     source.take_snapshot(checkpoint_id)
             case CompleteCheckpoint(_, checkpoint_id):
                 attempt.snapshots.completed(checkpoint_id)
@@ -213,11 +214,11 @@ class Slot:
                     for function in task.checkpointed:
                         function.completed(checkpoint_id)
             case AbortCheckpoint(_, checkpoint_id, gone):
-                attempt.snapshots.abort(checkpoint_id, gone)
+                is_new = attempt.snapshots.abort(checkpoint_id, gone)
                 for task in attempt.tasks:
                     if isinstance(task, OperatorTask):
                         task.aborted(checkpoint_id)
-                    for function in task.checkpointed:
+                    for function in task.checkpointed if is_new else ():
                         function.aborted(checkpoint_id)
             case AssignSplits(_, uid, splits, no_more):
                 sources[uid].splits.add(splits, self._outside.now_ms())

@@ -54,6 +54,7 @@ class SnapshotWork:
     previous: TaskHandle | None
     cancelled: Callable[[], bool]
     alignment_us: int
+    is_full: bool = False
     sync_us: int = 0
     keyed: FrozenSubtask | None = None
     states: list[tuple[str, FrozenOperatorState]] = field(default_factory=list)
@@ -76,10 +77,13 @@ class SnapshotWork:
         previous: TaskHandle | None,
         cancelled: Callable[[], bool],
         alignment_us: int,
+        is_full: bool = False,
     ) -> SnapshotWork:
         """Freeze a task, between two of its steps."""
         began = time.perf_counter_ns()
-        work = cls(task.uid, task.subtask, storage, store_id, format, new_id, previous, cancelled, alignment_us)
+        work = cls(
+            task.uid, task.subtask, storage, store_id, format, new_id, previous, cancelled, alignment_us, is_full
+        )
         for function in task.checkpointed:
             function.snapshot_state(checkpoint_id)
             if function.uid is not None and function.operator_states is not None:
@@ -136,6 +140,7 @@ class SnapshotWork:
             new_id=self.new_id,
             previous=None if self.previous is None else self.previous.document,
             cancelled=self.cancelled,
+            is_full=self.is_full,
         )
 
     def _operator_parts(self, paths: list[str]) -> list[StatePart]:
@@ -223,19 +228,19 @@ class SlotSnapshots:
         "What the last committed checkpoint has of each task."
         self._aborted: set[int] = set()
 
-    def take(self, task: Task, checkpoint_id: int, alignment_us: int) -> None:
-        """Freeze a task, and have it written."""
+    def take(self, task: Task, checkpoint_id: int, alignment_us: int, is_full: bool = False) -> None:
+        """Freeze a task, and have it written; all of it if the checkpoint is full."""
         if checkpoint_id in self._aborted:
             return
         try:
-            work = self._frozen(task, checkpoint_id, alignment_us)
+            work = self._frozen(task, checkpoint_id, alignment_us, is_full)
         except UserFunctionError as error:
             # Of its `snapshot_state`: the state is as it was, and the job may go on.
             self._outside.tell(Declined(self._attempt, checkpoint_id, task.uid, self._subtask, str(error)))
             return
         self._outside.submit(work.write, partial(self._wrote, task.uid, checkpoint_id))
 
-    def _frozen(self, task: Task, checkpoint_id: int, alignment_us: int) -> SnapshotWork:
+    def _frozen(self, task: Task, checkpoint_id: int, alignment_us: int, is_full: bool) -> SnapshotWork:
         return SnapshotWork.of(
             task,
             checkpoint_id,
@@ -243,9 +248,10 @@ class SlotSnapshots:
             self._store_id,
             format=self._format,
             new_id=self._outside.new_id,
-            previous=self._previous.get(task.uid),
+            previous=None if is_full else self._previous.get(task.uid),
             cancelled=lambda: checkpoint_id in self._aborted or self._is_over(),
             alignment_us=alignment_us,
+            is_full=is_full,
         )
 
     def completed(self, checkpoint_id: int) -> None:
@@ -259,12 +265,21 @@ class SlotSnapshots:
         self._written = defaultdict(list, {id: made for id, made in self._written.items() if id > checkpoint_id})
         self._aborted = {id for id in self._aborted if id > checkpoint_id}
 
-    def abort(self, checkpoint_id: int, gone: frozenset[str]) -> None:
-        """Take note that a checkpoint was given up; what is in files that are gone is written anew by the next."""
+    def abort(self, checkpoint_id: int, gone: frozenset[str]) -> bool:
+        """Take note that a checkpoint was given up; what is in files that are gone is written anew by the next.
+
+        Return whether this is new: the coordinator tells of it again and again, as a message may be lost.
+        """
+        if checkpoint_id in self._aborted:
+            return False
         self._aborted.add(checkpoint_id)
         self._written.pop(checkpoint_id, None)
-        if not gone:
-            return
+        if gone:
+            self._forget(gone)
+        return True
+
+    def _forget(self, gone: frozenset[str]) -> None:
+        """Have the next checkpoint write what is in files that are gone."""
         store = store_key(self._storage, self._store_id)
         for backend in self.backends:
             for state in backend.freeze().states:

@@ -52,7 +52,7 @@ class TaskHooks:
     def __init__(
         self,
         consumed: Callable[[Channel, int], None],
-        snapshot: Callable[[Task, int, int], None],
+        snapshot: Callable[[Task, int, int, bool], None],
         ended: Callable[[Task], None],
         now_ms: Callable[[], int],
         now_us: Callable[[], int],
@@ -73,6 +73,8 @@ class Task(ABC):
         self.chain = chain
         self.hooks = hooks
         self.has_ended = False
+        self.full: set[int] = set()
+        "Checkpoints to come that are to be full."
         self.rows_in = 0
         self.busy_us = 0
         "In steps, since the attempt began."
@@ -120,8 +122,10 @@ class Task(ABC):
 
     def take_snapshot(self, checkpoint_id: int, alignment_us: int = 0) -> None:
         """Let the barrier go on, then have the snapshot taken."""
-        self.chain.event(Barrier(checkpoint_id))
-        self.hooks.snapshot(self, checkpoint_id, alignment_us)
+        is_full = checkpoint_id in self.full
+        self.full = {id for id in self.full if id > checkpoint_id}
+        self.chain.event(Barrier(checkpoint_id, is_full))
+        self.hooks.snapshot(self, checkpoint_id, alignment_us, is_full)
 
     def end(self) -> None:
         """Give on that no rows follow."""
@@ -249,7 +253,9 @@ class OperatorTask(Task):
                 if self._timed[number]:
                     self._grown(self._valve.set_idle(number, is_idle))
                     self._tell_status()
-            case Barrier(checkpoint_id):
+            case Barrier(checkpoint_id, is_full):
+                if is_full:
+                    self.full.add(checkpoint_id)
                 if self._first_barrier_us is None:
                     self._first_barrier_us = self.hooks.now_us()
                 self._decided(self._barriers.barrier(number, checkpoint_id))

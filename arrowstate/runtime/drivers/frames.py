@@ -25,7 +25,7 @@ from arrowstate.runtime.core.elements import (
 _HEADER = struct.Struct("<BIIqQ")
 """Kind, attempt, edge, a number, and the bytes that follow."""
 
-_ROWS, _ROWS_WITH_SCHEMA, _WATERMARK, _STATUS, _BARRIER, _CANCEL, _END, _CREDIT = range(8)
+_ROWS, _ROWS_WITH_SCHEMA, _WATERMARK, _STATUS, _BARRIER, _CANCEL, _END, _CREDIT, _FULL_BARRIER = range(9)
 
 
 class Credit:
@@ -48,8 +48,8 @@ def write_element(to: socket.socket, attempt: int, edge: int, element: Element) 
             kind = _WATERMARK
         case Status(is_idle):
             kind, number = _STATUS, int(is_idle)
-        case Barrier(number):
-            kind = _BARRIER
+        case Barrier(number, is_full):
+            kind = _FULL_BARRIER if is_full else _BARRIER
         case CancelBarrier(number):
             kind = _CANCEL
         case EndOfData():
@@ -85,8 +85,8 @@ def read_frame(of: socket.socket, schemas: list[pa.Schema]) -> tuple[int, int, E
         element = Watermark(number)
     elif kind == _STATUS:
         element = Status(bool(number))
-    elif kind == _BARRIER:
-        element = Barrier(number)
+    elif kind in (_BARRIER, _FULL_BARRIER):
+        element = Barrier(number, kind == _FULL_BARRIER)
     elif kind == _CANCEL:
         element = CancelBarrier(number)
     elif kind == _END:

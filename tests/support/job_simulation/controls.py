@@ -25,7 +25,9 @@ from arrowstate.runtime.core import (
 )
 from arrowstate.runtime.core import turns as turns_of
 from arrowstate.runtime.core.elements import Barrier, CancelBarrier
+from arrowstate.runtime.core.snapshots import SlotSnapshots
 from arrowstate.runtime.sinks.table import OutputTable
+from arrowstate.state.backend.operator import restore_operator_backend
 from arrowstate.state.backend.restoring import restore_backend
 from job_simulation.parts import WORLD, Tokens, rows_of
 
@@ -70,7 +72,7 @@ def barriers_that_need_no_room(put: Put) -> None:
 
 def barrier_before_the_next_batch(put: Put) -> None:
     def take_snapshot(self: task.Task, checkpoint_id: int, alignment_us: int = 0) -> None:
-        self.hooks.snapshot(self, checkpoint_id, alignment_us)
+        self.hooks.snapshot(self, checkpoint_id, alignment_us, False)
         if isinstance(self, task.SourceTask):
             self.step()
         self.chain.event(Barrier(checkpoint_id))
@@ -191,6 +193,29 @@ def rows_kept_for_sinks(put: Put) -> None:
     put(assembling.Entries, "_kept", lambda self, entry: iter(()))
 
 
+def told_after_commits(put: Put) -> None:
+    right = SlotSnapshots.take
+
+    def take(self: SlotSnapshots, item: task.Task, checkpoint_id: int, *how: Any) -> None:
+        right(self, item, checkpoint_id, *how)
+        for function in item.checkpointed:
+            function.completed(checkpoint_id)
+
+    put(SlotSnapshots, "take", take)
+
+
+def told_once(put: Put) -> None:
+    right = SlotSnapshots.abort
+    put(SlotSnapshots, "abort", lambda self, checkpoint_id, gone: [right(self, checkpoint_id, gone)] != [])
+
+
+def pieces_of_lists(put: Put) -> None:
+    def whole(*given: Any, **named: Any) -> Any:
+        return restore_operator_backend(*given, **{**named, "parallelism": 1, "subtask": 0})
+
+    put(deploying, "restore_operator_backend", whole)
+
+
 def turns(put: Put) -> None:
     put(turns_of.Turns, "_passed_over", lambda self: [])
 
@@ -230,6 +255,9 @@ CONTROLS: Mapping[str, Callable[[Put], None]] = {
         tokens,
         rows_of_aborted_checkpoints,
         rows_kept_for_sinks,
+        told_after_commits,
+        told_once,
+        pieces_of_lists,
         attempts_of_frames,
         turns,
         closes_that_raise,

@@ -7,7 +7,7 @@ sink was given. It is right at each checkpoint, for a checkpoint is a cut throug
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from job_simulation.parts import (
     Splits,
     Timed,
     Tokens,
+    Told,
     moved,
     weights,
 )
@@ -71,26 +72,28 @@ class SimulatedJob:
     "By name, of which kind it is and its rows."
     timers: dict[str, Rows] = field(default_factory=dict)
     "By output table the rows whose key and span of time must be given out in the end."
+    told: dict[str, Rows] = field(default_factory=dict)
+    "By function that publishes what is committed, the rows that it has."
     windows: dict[str, tuple[str, Rows]] = field(default_factory=dict)
     "By output table the operator and its rows."
     shape: list[str] = field(default_factory=list)
     "What it is made of."
 
 
-def draw_job(chance: random.Random) -> SimulatedJob:
-    """Return a job."""
+def draw_job(chance: random.Random, told: random.Random) -> SimulatedJob:
+    """Return a job; `told` says which of its streams have a function that is told of checkpoints."""
     job = Job(
         "memory://unused",
         parallelism=chance.choice([1, 2, 2, 2, 3]),
         max_parallelism=chance.choice([3, 5, 128]),
     )
-    made = _Made(chance, SimulatedJob(job))
+    made = _Made(chance, told, SimulatedJob(job))
     count = chance.choice([1, 1, 2, 2, 3])
     group = "all" if chance.random() < 0.15 else None
-    flows = [made.source(number, group) for number in range(count)]
+    flows = [made.told(made.source(number, group)) for number in range(count)]
     for _ in range(chance.choice([1, 1, 1, 2, 3])):
         flow = chance.choice(flows)
-        flows.append(made.follow(flow, flows))
+        flows.append(made.told(made.follow(flow, flows)))
     last = flows[-1]
     if last.is_timed and chance.random() < 0.3:
         made.timed(last)
@@ -106,8 +109,9 @@ def draw_job(chance: random.Random) -> SimulatedJob:
 class _Made:
     """A job in the making."""
 
-    def __init__(self, chance: random.Random, made: SimulatedJob) -> None:
+    def __init__(self, chance: random.Random, told: random.Random, made: SimulatedJob) -> None:
         self.chance = chance
+        self.is_told = told
         self.made = made
         self.number = 0
         # Of few keys some have most rows, or one has all.
@@ -240,6 +244,14 @@ class _Made:
         self.made.sums[uid] = sums
         rows = lambda read: _moved(flow.rows(read) + other.rows(read), self.keys)  # noqa: E731
         return Flow(stream, rows, flow.sources | other.sources, flow.is_timed and other.is_timed, False)
+
+    def told(self, flow: Flow) -> Flow:
+        """Return a stream, now and then with a function behind it that is told of checkpoints."""
+        if self.is_told.random() < 0.7:
+            return flow
+        uid = self.name("told")
+        self.made.told[uid] = flow.rows
+        return replace(flow, stream=flow.stream.map_batches(Told(uid), uid=uid, schema=SCHEMA))
 
     def timed(self, flow: Flow) -> None:
         uid, table = self.name("timed"), self.name("fired")

@@ -17,6 +17,7 @@ from arrowstate.runtime import (
     CoBatchFunction,
     DirectSink,
     EndOfSplit,
+    MapFunction,
     PreparingSink,
     Reader,
     Sink,
@@ -27,6 +28,7 @@ from arrowstate.runtime import (
 
 SCHEMA = pa.schema([("id", pa.int64()), ("key", pa.int64()), ("at", pa.int64())])
 SUM = arrowstate.ReducingStateDescriptor("sum", pa.int64(), reduce="sum")
+SEEN = arrowstate.OperatorListStateDescriptor("seen", pa.int64())
 TABLE = arrowstate.BroadcastStateDescriptor("table", pa.int64(), pa.int64())
 WIDTH_MS = 100
 """Of windows, and of what timers wait for."""
@@ -127,6 +129,7 @@ class Keep(arrowstate.BatchFunction):
     def open(self, context):
         self.sum = context.state(SUM)
         self.last: dict[tuple[int, int], int] = {}
+        self.told: list[tuple[str, int]] = []
 
     def process_batch(self, batch, context):
         return self.kept(batch, context, 1)
@@ -143,6 +146,12 @@ class Keep(arrowstate.BatchFunction):
     def close(self):
         if WORLD.outside.bad_closes:
             raise ConnectionError("it was gone already, as the simulation has it")
+
+    def on_checkpoint_complete(self, checkpoint_id):
+        WORLD.outside.check_told(self.told, "complete", checkpoint_id)
+
+    def on_checkpoint_aborted(self, checkpoint_id):
+        WORLD.outside.check_told(self.told, "aborted", checkpoint_id)
 
     def check_order(self, ids, keys):
         for id, key in zip(ids, keys, strict=True):
@@ -184,6 +193,39 @@ class Once(arrowstate.BatchFunction):
         return batch.take(pa.array(np.sort(first[fresh])))
 
 
+class Told(MapFunction):
+    """Has the ids of its rows, and publishes those of a checkpoint when it is told that this is committed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def open(self, context):
+        self.seen = context.operator_state(SEEN)
+        self.ids = self.seen.get()
+        self.new: list[int] = []
+        self.unpublished: dict[int, list[int]] = {}
+        self.told: list[tuple[str, int]] = []
+
+    def process_batch(self, batch):
+        ids = batch["id"].to_pylist()
+        self.ids += ids
+        self.new += ids
+        return batch
+
+    def snapshot_state(self, checkpoint_id, context):
+        self.seen.update(self.ids)
+        self.unpublished[checkpoint_id], self.new = self.new, []
+
+    def on_checkpoint_complete(self, checkpoint_id):
+        WORLD.outside.check_told(self.told, "complete", checkpoint_id)
+        published = WORLD.outside.published.setdefault(self.name, [])
+        for number in [number for number in self.unpublished if number <= checkpoint_id]:
+            published.append((checkpoint_id, self.unpublished.pop(number)))
+
+    def on_checkpoint_aborted(self, checkpoint_id):
+        WORLD.outside.check_told(self.told, "aborted", checkpoint_id)
+
+
 class Timed(arrowstate.KeyedProcessFunction):
     """Gives out each key and span of time once, when the time has passed."""
 
@@ -208,11 +250,27 @@ class Outside:
         self.prepared: dict[str, tuple[int, list[Row]]] = {}
         self.visible: dict[str, dict[str, tuple[int, list[Row]]]] = {}
         self.direct: dict[str, list[Row]] = {}
+        self.published: dict[str, list[tuple[int, list[int]]]] = {}
+        "By function what it published, with the checkpoint that it was told of."
+        self.has_zombies = False
+        "Whether a job may be left behind that goes on, and gives up checkpoints whose ids another commits."
         self.refuse = 0
         "How many commits of sinks are to fail."
         self.exits = self.steps = 0
         "How many functions are to raise what is no `Exception`."
         self.bad_closes = False
+
+    def check_told(self, told: list[tuple[str, int]], what: str, checkpoint_id: int) -> None:
+        """Look at what a function is told of a checkpoint; `told` is what it was told before in its attempt."""
+        if (what == "complete") > (checkpoint_id in self.committed):
+            raise Violation(f"a function is told that checkpoint {checkpoint_id} is complete, which is not committed")
+        if what == "aborted" and checkpoint_id in self.committed and not self.has_zombies:
+            raise Violation(f"a function is told that checkpoint {checkpoint_id} is aborted, which is committed")
+        if any(checkpoint_id == other for _, other in told):
+            raise Violation(f"a function is told that checkpoint {checkpoint_id} is {what}, after {told}")
+        if what == "complete" and any(checkpoint_id < other for kind, other in told if kind == what):
+            raise Violation(f"a function is told of checkpoint {checkpoint_id} after {told}")
+        told.append((what, checkpoint_id))
 
     def may_exit(self) -> None:
         """End the interpreter, as a function does that knows of no other."""

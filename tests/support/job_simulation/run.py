@@ -51,7 +51,7 @@ class Result:
 def simulate_seed(seed: int) -> Result:
     """Run the job of a seed to its end, and raise what is wrong with it, with the seed."""
     chance = random.Random(seed)
-    simulated = draw_job(chance)
+    simulated = draw_job(chance, random.Random(f"told of {seed}"))
     graph = simulated.job.graph
     luck = Luck.draw(chance, subtasks=len(graph.tasks) * simulated.job.parallelism)
     WORLD.outside = _Traced(luck, chance)
@@ -89,6 +89,7 @@ class _Traced(Outside):
         self.refuse = luck.refusals
         self.exits = luck.exits
         self.bad_closes = luck.bad_closes
+        self.has_zombies = luck.zombies
         self.is_calm = False
         self.committer: Any = None
         self.chance = random.Random(chance.random())
@@ -263,6 +264,7 @@ class _Run:
         if earlier.checkpoint_id != snapshot.checkpoint_id and simulated.sums:
             self._judge_state(Snapshot(snapshot.storage, snapshot.store_id, earlier), reads[earlier.checkpoint_id or 0])
         self._judge_sinks(reads, last)
+        self._judge_published(reads)
 
     def _read(self, snapshot: Snapshot, entry: LogEntryDocument) -> Read:
         """Return the rows that a checkpoint says were read."""
@@ -279,6 +281,11 @@ class _Run:
         of = f"of checkpoint {entry.checkpoint_id}"
         for name, rows in simulated.outputs.items():
             _same(f"output table {name} {of}", Counter(_stored_rows(snapshot, entry, name, "rows")), rows(read))
+        for uid, rows in simulated.told.items():
+            ids = Counter(id for part in _parts(snapshot, entry, uid, "seen") for id in part.column(0).to_pylist())
+            expected_ids = _ids(rows(read))
+            if ids != expected_ids:
+                raise Violation(f"operator state of {uid} {of}: {dict(ids)}, not {dict(expected_ids)}")
         for uid, rows in simulated.tables.items():
             expected = {row.id: row.at for row in rows(read)}
             for number, part in enumerate(_parts(snapshot, entry, uid, "table")):
@@ -322,6 +329,21 @@ class _Run:
             for id, read in reads.items():
                 found = Counter(row for at, held in given if at <= id for row in held)
                 _same(f"sink {name} with checkpoint {id}", found, rows(read))
+
+    def _judge_published(self, reads: dict[int, Read]) -> None:
+        """What functions published must be in the checkpoint that they were told of, and each row once."""
+        for name, rows in self.simulated.told.items():
+            published = WORLD.outside.published.get(name, [])
+            for id, read in reads.items():
+                if too_many := Counter(row for at, ids in published if at <= id for row in ids) - _ids(rows(read)):
+                    raise Violation(f"{name} published {dict(too_many)}, which checkpoint {id} does not have")
+
+
+def _ids(rows: Counter[Row]) -> Counter[int]:
+    ids: Counter[int] = Counter()
+    for row, count in rows.items():
+        ids[row.id] += count
+    return ids
 
 
 def _may_start_again(running: RunningJob) -> bool:

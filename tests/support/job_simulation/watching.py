@@ -14,7 +14,7 @@ from arrowstate.checkpoints.committing import Committer
 from arrowstate.errors import CommitUnknownError, StorageError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.runtime import running
-from arrowstate.runtime.core import exchange, task, turns
+from arrowstate.runtime.core import checkpoints, exchange, task, turns
 from arrowstate.runtime.core.elements import Barrier, CancelBarrier, Rows
 from arrowstate.runtime.core.messages import (
     AbortCheckpoint,
@@ -202,12 +202,12 @@ def _check_watermarks(slot: Slot, base: LogEntryDocument) -> None:
 
 
 def _take(right: Callable[..., None]) -> Callable[..., None]:
-    def take(self: SlotSnapshots, item: task.Task, checkpoint_id: int, alignment_us: int) -> None:
+    def take(self: SlotSnapshots, item: task.Task, checkpoint_id: int, *how: Any) -> None:
         taken = WORLD.outside.taken.setdefault(self, {})
         if taken.get(item.uid, 0) >= checkpoint_id:
             raise Violation(f"{item.uid} took a snapshot for {checkpoint_id} after one for {taken[item.uid]}")
         taken[item.uid] = checkpoint_id
-        right(self, item, checkpoint_id, alignment_us)
+        right(self, item, checkpoint_id, *how)
 
     return take
 
@@ -256,6 +256,7 @@ def watched(luck: Luck) -> Iterator[None]:
 
         put(running, "Inline", Unruly)
         put(inline, "_STEP_MS", 5)
+        put(checkpoints, "_TELL_AGAIN_MS", 50)
         put(exchange, "CREDIT_BYTES", luck.credit_bytes)
         put(task, "FRAME_ROWS", luck.frame_rows)
         put(Slot, "step", _step(Slot.step))

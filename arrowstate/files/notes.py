@@ -27,6 +27,30 @@ def of_stopped_query(properties: Mapping[str, Any], new_id: Callable[[], str]) -
     return dict(properties)
 
 
+def of_other_store(properties: Mapping[str, Any], store_id: str) -> dict[str, Any]:
+    """Return properties for a checkpoint that is copied into another store, and where it comes from.
+
+    Sinks know the rows that a job keeps for them by the store of the job, and they may have had them already.
+    """
+    job = properties.get(_JOB)
+    if not isinstance(job, dict):
+        return dict(properties)
+    # Where the job of that store began is nothing to one of the other.
+    noted = {name: value for name, value in job.items() if name != "from"}
+    return {**properties, _JOB: {"origin": store_id, **noted} if noted.get("pending") else noted}
+
+
+def begun_with(properties: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return properties for the checkpoint with which a job begins that has it from some place."""
+    return {**properties, _JOB: {**properties.get(_JOB, {}), "from": place}}
+
+
+def begun_from(properties: Mapping[str, Any] | None) -> str | None:
+    """Return with which savepoint, checkpoint or store a job has begun; None if with its own."""
+    job = (properties or {}).get(_JOB)
+    return job.get("from") if isinstance(job, dict) else None
+
+
 def check_no_rows_kept(properties: Mapping[str, Any], uid: str) -> None:
     """Refuse another uid for a sink whose rows are kept: under it they would be lost, or given to it twice."""
     job = properties.get(_JOB)
