@@ -42,6 +42,7 @@ from arrowstate.log.collected import advise
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry, content_of
 from arrowstate.log.leases import held_while_read
+from arrowstate.publish.publication import erase_published
 from arrowstate.query.catalog import SqlName, quoted, resolve, sql_names
 from arrowstate.query.difference import difference
 from arrowstate.query.duckdb.sql_types import shown_table
@@ -714,6 +715,8 @@ class Edit(Generic[S]):
             entry = self._commit(entry, comment, purged=True)
         # Its own lease would keep what is to go.
         self.close()
+        # Before the collection: the tags of publications would keep what is to go.
+        published = erase_published(self._storage, self._store_id, clock_ms=self._clock_ms, new_id=self._new_id)
         collected = collect_all(self._storage, clock_ms=self._clock_ms, new_id=self._new_id)
         # Local copies that this process has open are on the disk until it lets go of them.
         forget_open_files()
@@ -728,6 +731,7 @@ class Edit(Generic[S]):
             unreferenced=collected.unreferenced,
             tables=tuple(tables_left(storage, entry, checked)),
             notes=tuple(notes(collected.fences)),
+            published=published,
             imported_from=collected.imported_from,
         )
 

@@ -41,7 +41,7 @@ _OF_AN_EDIT = {"edited_from", "further_statements", "purged", "rolled_back_to", 
 """What a fence says that names nobody."""
 _ELSEWHERE = (
     "savepoints and copies outside the store",
-    "what sinks wrote, and what was published or exported",
+    "what sinks wrote, and what was exported, or published to places that no tag of the store names",
     "the input of the job, and Spark's own checkpoint folder",
     "caches of other machines, and other cache folders of this one",
     "older versions of objects that a bucket keeps, snapshots and backups of a disk",
@@ -101,6 +101,9 @@ class PurgeReport:
     of what went through a job. Look through them, and name those in `checked=` that hold nothing of what is to go."""
     notes: tuple[str, ...] = ()
     "What is left in the log of comments, of statements of earlier edits, and of properties of writers."
+    published: tuple[str, ...] = ()
+    """The places with published tables that could not be brought to the purged checkpoint, each with the reason. In all
+    others that tags of the store name, tables show this checkpoint alone."""
     imported_from: tuple[str, ...] = ()
     "The stores and savepoints that checkpoints were imported from, as far as the log said so. None is looked at."
 
@@ -110,7 +113,8 @@ class PurgeReport:
 
         What a purge cannot reach, `not_reached`, is left out of it.
         """
-        return not (self.held_by or self.savepoints or self.unreferenced or self.tables or self.notes)
+        left = self.held_by or self.savepoints or self.unreferenced or self.tables or self.notes or self.published
+        return not left
 
     @property
     def not_reached(self) -> tuple[str, ...]:
@@ -127,6 +131,7 @@ class PurgeReport:
         lines += [f"savepoint {name} may hold them: it is a copy" for name in self.savepoints]
         lines += [f"{table} may hold them: look through it" for table in self.tables]
         lines += [f"{note} may name them" for note in self.notes]
+        lines += [f"published tables may show them: {place}" for place in self.published]
         if self.unreferenced:
             lines.append(f"{self.unreferenced} files that no checkpoint refers to may hold them; collect later")
         lines.append(f"not looked at: {'; '.join(self.not_reached)}")
@@ -139,6 +144,7 @@ class PurgeReport:
         rows += [(name, "savepoint, a copy", None) for name in self.savepoints]
         rows += [(name, "rows that were emitted", None) for name in self.tables]
         rows += [(name, "in the log", None) for name in self.notes]
+        rows += [(place, "published tables", None) for place in self.published]
         rows += [(None, "no checkpoint refers to them", self.unreferenced)] if self.unreferenced else []
         rows += [(name, "not looked at", None) for name in self.not_reached]
         title = (

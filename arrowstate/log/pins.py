@@ -11,9 +11,11 @@ Specification: formats/spec/collection.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from arrowstate.errors import (
     CorruptDataError,
@@ -60,6 +62,8 @@ class Pin:
     "Milliseconds since 1970; None for a tag."
     and_later: bool = False
     "Whether a lease holds the entries after it, too."
+    extensions: Mapping[str, Any] = field(default_factory=dict)
+    "What a tag says besides."
 
     def holds(self, now_ms: int) -> bool:
         """Whether it still counts: a lease that expires now does not."""
@@ -136,7 +140,7 @@ def _tag(path: str, data: bytes) -> Pin:
     document = decode(data, TagDocument, path=path)
     if path != f"{TAG_FOLDER}{document.name}.json":
         raise CorruptDataError(path, f"holds the tag {document.name!r}")
-    return Pin(path, f"tag {document.name!r}", document.checkpoint_id, document.entry)
+    return Pin(path, f"tag {document.name!r}", document.checkpoint_id, document.entry, extensions=document.extensions)
 
 
 def _lease(path: str, data: bytes) -> Pin:
@@ -158,10 +162,18 @@ def put_tag(
     files: Collection[str],
     tag_id: str,
     now_ms: int,
+    extensions: Mapping[str, Any] = MappingProxyType({}),
 ) -> bool:
     """Tag a checkpoint that needs these files; False if it is being collected or has been, and then there is no tag."""
     path = f"{TAG_FOLDER}{check_tag_name(name)}.json"
-    document = TagDocument(name=name, tag_id=tag_id, checkpoint_id=checkpoint_id, entry=entry, created_at_ms=now_ms)
+    document = TagDocument(
+        name=name,
+        tag_id=tag_id,
+        checkpoint_id=checkpoint_id,
+        entry=entry,
+        created_at_ms=now_ms,
+        extensions=dict(extensions),
+    )
     if storage.put_if_absent(path, encode(document), tag_id) is Outcome.LOST:
         raise InvalidInputError(f"there is a tag {name!r} already; remove it first with untag({name!r})")
     with _withdrawn_after_an_error(storage, path):

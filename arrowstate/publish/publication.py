@@ -17,10 +17,12 @@ import xxhash
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import (
+    ArrowStateError,
     CheckpointNotFoundError,
     CollectedError,
     CorruptDataError,
     InvalidInputError,
+    MissingFileError,
     NotFoundError,
     StorageError,
 )
@@ -54,6 +56,8 @@ DEFAULT_HISTORY = 10
 
 OWN_TAGS = "published-"
 """How the names of tags begin that hold what a publication lists."""
+PLACE_KEY = "arrowstate.publication"
+"""The extension of such a tag that says where the tables are."""
 _ATTEMPTS = 100
 
 
@@ -198,8 +202,10 @@ class Publisher:
         *,
         clock_ms: Callable[[], int] = now_ms,
         new_id: Callable[[], str] = new_id,
+        is_erasing: bool = False,
     ) -> None:
         check_place(storage, target)
+        self._is_erasing = is_erasing
         self._storage, self._store_id, self._target = storage, store_id, target
         self._version, self._states, self._history = publish.version, publish.names, publish.history
         self._clock_ms, self._new_id = clock_ms, new_id
@@ -211,12 +217,14 @@ class Publisher:
         checkpoints = _Checkpoints(self._storage, self._target, self._log)
         written = self._files.bytes_written
         names = self._names(checkpoints)
-        holding = _Holding(self._storage, self._target, self._clock_ms, self._new_id)
+        holding = _Holding(self._storage, self._target, self._version, self._clock_ms, self._new_id)
         tables, listed = [], set()
         for name in names:
             made = self._brought_forward(self._table(name), checkpoints, holding)
             if made is not None:
                 version, is_new = made
+                if self._is_erasing:
+                    self._table(name).erase_others(version)
                 listed |= _numbers(version.metadata["snapshots"])
                 if name in checkpoints.newest_tables.names:
                     tables.append(self._described(name, version, is_new=is_new))
@@ -264,6 +272,8 @@ class Publisher:
         self, table: Table, checkpoints: _Checkpoints, holding: _Holding
     ) -> tuple[Version, bool] | None:
         """Return the version that has the newest checkpoint, and whether it was made here; None where there is none."""
+        # A manifest that goes on from another has the bounds of the files that it dropped.
+        is_damaged = self._is_erasing
         for _ in range(_ATTEMPTS):
             before = table.newest()
             if before is not None and (
@@ -279,7 +289,7 @@ class Publisher:
                     return None
                 table.check(before)
                 table.delete_unneeded(before)
-            plan = self._plan(table, before, checkpoints, holding)
+            plan = self._plan(table, before, checkpoints, holding, begins_anew=is_damaged)
             if not is_there and all(_is_empty(item) for item in plan.kept):
                 # It was dropped, and no checkpoint that is listed has a row of it.
                 return None
@@ -287,23 +297,38 @@ class Publisher:
                 return before, False
             new = [item for item in plan.new if holding.hold(item, is_needed=item is checkpoints.newest)]
             added = [PublishedCheckpoint(entry, checkpoints.tables(entry)) for entry in new]
-            metadata = table.metadata_after(before, base=plan.base, kept=plan.kept, new=added, refs=plan.tags)
+            try:
+                metadata = table.metadata_after(before, base=plan.base, kept=plan.kept, new=added, refs=plan.tags)
+            except MissingFileError:
+                if plan.base is None:
+                    raise
+                # Somebody deleted a manifest; the log has all that is needed.
+                is_damaged = True
+                continue
             after = table.commit(before, metadata)
             if after is not None:
                 return after, True
         raise StorageError(table.folder, f"other publishers were first {_ATTEMPTS} times; let one publish at a time")
 
-    def _plan(self, table: Table, before: Version | None, checkpoints: _Checkpoints, holding: _Holding) -> _Plan:
+    def _plan(
+        self,
+        table: Table,
+        before: Version | None,
+        checkpoints: _Checkpoints,
+        holding: _Holding,
+        *,
+        begins_anew: bool,
+    ) -> _Plan:
         """Return what the next version lists; it depends on the version before and on the store alone."""
         newest = checkpoints.newest.document.number
         listed = [] if before is None else [item for item in before.metadata["snapshots"] if holding.has(item)]
         base = None if before is None else before.current
-        is_moved = before is None or table.is_of_another_place(before)
+        is_moved = begins_anew or before is None or table.is_of_another_place(before)
         if base is None or base not in listed or is_moved or _number(base) > newest:
             # Nothing of the version can be gone on from: it was moved, or its checkpoints are gone.
             listed, base = [], None
         since = None if base is None else _number(base)
-        tags = {tag: entry for tag, entry in holding.tags.items() if entry.number <= newest}
+        tags = {tag: entry for tag, entry in holding.tags.items() if entry.number <= newest and not self._is_erasing}
         there = _numbers(listed)
         new = {entry.document.number: entry for entry in checkpoints.after(since, self._history)}
         for tagged in tags.values():
@@ -407,9 +432,15 @@ class _Holding:
     """The tags by which a publication holds the checkpoints that it lists, and those of everybody else."""
 
     def __init__(
-        self, storage: Storage, target: Storage, clock_ms: Callable[[], int], new_id: Callable[[], str]
+        self,
+        storage: Storage,
+        target: Storage,
+        version: int,
+        clock_ms: Callable[[], int],
+        new_id: Callable[[], str],
     ) -> None:
         self._storage, self._clock_ms, self._new_id = storage, clock_ms, new_id
+        self._says = {PLACE_KEY: {"url": target.url, "version": version}}
         self._start = f"{OWN_TAGS}{xxhash.xxh3_64_hexdigest(place_of(target).encode())[:8]}-"
         self.look_again()
 
@@ -460,6 +491,7 @@ class _Holding:
                 files=files,
                 tag_id=self._new_id(),
                 now_ms=self._clock_ms(),
+                extensions=self._says,
             )
         except InvalidInputError:
             there = read_tag(self._storage, tag)
@@ -502,3 +534,22 @@ def _numbers(snapshots: Iterable[Json]) -> set[int]:
 
 def _is_empty(snapshot: Json) -> bool:
     return bool(snapshot["summary"]["total-data-files"] == "0")
+
+
+def erase_published(
+    storage: Storage, store_id: str, *, clock_ms: Callable[[], int], new_id: Callable[[], str]
+) -> tuple[str, ...]:
+    """Have all publications of a store show its newest checkpoint alone, and delete what the others had.
+
+    Return the places where that failed, each with the reason. They are known by the tags of the store.
+    """
+    found = [pin.extensions[PLACE_KEY] for pin in read_pins(storage) if PLACE_KEY in pin.extensions]
+    failed = []
+    for url, version in sorted({(str(said["url"]), int(said["version"])) for said in found}):
+        try:
+            target = open_storage(url, storage_options=options_beside(storage, url))
+            publish = Publish(to=url, version=version, history=1)
+            Publisher(storage, store_id, target, publish, clock_ms=clock_ms, new_id=new_id, is_erasing=True).publish()
+        except (ArrowStateError, OSError) as error:
+            failed.append(f"{url}: {error}")
+    return tuple(failed)

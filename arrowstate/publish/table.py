@@ -264,6 +264,16 @@ class Table:
         if version.number > _VERSIONS_KEPT:
             target.delete(f"{folder}/v{version.number - _VERSIONS_KEPT}.metadata.json")
 
+    def erase_others(self, version: Version) -> None:
+        """Delete every file of the table but those that a version names.
+
+        A publisher that is at work beside finds files missing then, and begins the table anew.
+        """
+        target = self._files.target
+        needed = set().union(*self._named_by(version.metadata["snapshots"]))
+        needed |= {f"{self.folder}/metadata/{name}" for name in (_HINT, f"v{version.number}.metadata.json")}
+        delete_all(target, sorted(set(target.list(f"{self.folder}/")) - needed))
+
     def _named_by(self, snapshots: Iterable[Json], *, missing_ok: bool = False) -> tuple[set[str], set[str], set[str]]:
         """Return the files of the target that snapshots need: of rows, manifests, lists of manifests."""
         own = self._files.own

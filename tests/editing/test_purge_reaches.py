@@ -11,6 +11,7 @@ import lance.file
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.table import StaticTable
 
 import arrowstate
 from arrowstate_formats.documents import decode_inline
@@ -247,3 +248,40 @@ def test_no_local_copy_of_a_purged_file_is_left_in_the_temporary_folder(tmp_path
 
     assert report.is_done, report
     assert holders(tmp_path) == []
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("format", ["arrow", "parquet"])
+def test_what_was_published_shows_the_purged_checkpoint_alone_and_nothing_else_is_left_there(tmp_path, format, version):
+    with small_files():
+        store = fill(
+            tmp_path / "store",
+            format=format,
+            before=lambda store: store.publish(tmp_path / "tables", version=version),
+            properties={"vip": SECRET},
+        )
+        store.publish(tmp_path / "tables", version=version)
+        # Of a publication that was killed.
+        (tmp_path / "tables/op/mail/data").mkdir(exist_ok=True)
+        (tmp_path / "tables/op/mail/data/left.parquet").write_bytes(SECRET.encode())
+        assert len(holders(tmp_path / "tables")) > 1
+
+        report = purge(store)
+
+    assert report.published == ()
+    assert report.is_done, str(report)
+    assert holders(tmp_path) == []
+    publication = store.publish(tmp_path / "tables", version=version)
+    assert not publication.tables[0].is_new
+    assert SECRET not in str(StaticTable.from_metadata(publication.tables[0].metadata).scan().to_arrow().to_pylist())
+
+
+def test_a_publication_that_cannot_be_reached_is_in_the_report(tmp_path):
+    store = fill(tmp_path / "store", before=lambda store: store.publish(tmp_path / "tables"))
+    (tmp_path / "tables").rename(tmp_path / "elsewhere")
+
+    report = purge(store)
+
+    assert [str(tmp_path / "tables") in place for place in report.published] == [True]
+    assert not report.is_done
+    assert "published tables may show them" in str(report)

@@ -5,6 +5,7 @@ a line of JSON for each request, and answers each by a line.
 """
 
 import datetime
+import functools
 import json
 import math
 import sys
@@ -67,7 +68,8 @@ def by_polars(metadata: str, snapshot: int | None) -> Rows:
     return by_arrow(frame.to_arrow())
 
 
-def by_duckdb(metadata: str, snapshot: int | None) -> Rows:
+@functools.cache
+def _duckdb() -> Any:
     import duckdb
 
     connection = duckdb.connect()
@@ -75,9 +77,13 @@ def by_duckdb(metadata: str, snapshot: int | None) -> Rows:
         folder = Path(__import__(f"duckdb_extension_{name}").__file__).parent
         (file,) = folder.rglob("*.duckdb_extension")
         connection.execute(f"INSTALL '{file}'; LOAD {name}")
+    return connection
+
+
+def by_duckdb(metadata: str, snapshot: int | None) -> Rows:
     at = "" if snapshot is None else f", snapshot_from_id = {snapshot}::UBIGINT"
-    relation = connection.execute(f"SELECT * FROM iceberg_scan('{metadata.removeprefix('file://')}'{at})")
-    return by_arrow(relation.fetch_arrow_table())
+    relation = _duckdb().execute(f"SELECT * FROM iceberg_scan('{metadata.removeprefix('file://')}'{at})")
+    return by_arrow(relation.to_arrow_table())
 
 
 def by_clickhouse(metadata: str, snapshot: int | None) -> Rows:

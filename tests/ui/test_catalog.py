@@ -81,7 +81,7 @@ def test_a_storage_that_fails_or_is_slow_is_said_in_time(store, tmp_path):
 
         def list(self, prefix):
             started.set()
-            released.wait(10)
+            released.wait(0.5)
             return []
 
     class Broken(Slow):
