@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from arrowstate.runtime.core.slot import Setting
 from arrowstate.runtime.drivers import processes
 from arrowstate.runtime.drivers.control import Connection
 from long_form import short_or_long
-from postgres import postgres_programs, postgres_server
 from stores import TOTAL, until
 
 
@@ -93,12 +91,10 @@ def test_a_slot_whose_function_keeps_the_interpreters_lock_is_killed_and_the_job
 @pytest.mark.parametrize("sink", kill_rounds.SINKS)
 @pytest.mark.turns(2)
 def test_what_kills_of_slots_and_jobs_leave_is_whole(tmp_path, sink, capfd):
-    if sink == "postgres" and postgres_programs() is None:
-        pytest.skip("PostgreSQL is not installed")
-    with ExitStack() as stack:
-        conninfo = None if sink == "parquet" else stack.enter_context(postgres_server())
-
-        problems = kill_rounds.run_rounds(tmp_path, short_or_long(2, 40), seed=3, conninfo=conninfo)
+    if (missing := kill_rounds.missing(sink)) is not None:
+        pytest.skip(missing)
+    with kill_rounds.server_of(sink) as server:
+        problems = kill_rounds.run_rounds(tmp_path, short_or_long(2, 40), 3, sink, server)
 
     assert problems == 0, capfd.readouterr().out
 

@@ -2,14 +2,17 @@
 
     tools/python tests/runtime/kill_rounds.py --rounds 200 [--seed N] [--folder FOLDER]
     tools/python tests/runtime/kill_rounds.py --rounds 50 --sink postgres
+    tools/python tests/runtime/kill_rounds.py --rounds 50 --sink kafka
 
 A round starts the job anew on the same store, at 1 to 3 slots: a keyed sum of many files, each row of which goes into
 an output table and a sink outside. After each round the newest checkpoint must fit together, and the sink have nothing
 that it has not; every eighth lets the job come to its end, and begins with another store. PostgreSQL is a server of the
-script's own. It exits with 1 after a finding.
+script's own, and so is the broker of the protocol of Kafka, where rows come from Kafka too; what no transaction has
+given up is read there by the marks in its log. It exits with 1 after a finding.
 """
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -18,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +31,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import arrowstate
-from arrowstate.runtime import FileSource, Job, OutputTable, ParquetSink, PostgresSink, Restart
+from arrowstate.runtime import (
+    FileSource,
+    Job,
+    JsonFormat,
+    KafkaSink,
+    KafkaSource,
+    OutputTable,
+    ParquetSink,
+    PostgresSink,
+    RawFormat,
+    Restart,
+)
+from kafka_brokers import committed_messages, make_topic, tansu_broker, tansu_program
+from postgres import postgres_programs, postgres_server
 
 ROWS, FILES, KEYS = 400_000, 40, 2_000
 RUNNING = pa.schema([("user", pa.int64()), ("n", pa.int64()), ("total", pa.int64())])
-SINKS = ("parquet", "postgres")
+INPUT = pa.schema([("user", pa.int64()), ("n", pa.int64()), ("amount", pa.int64())])
+SINKS = ("parquet", "postgres", "kafka")
 _WHOLE = 8
 """After so many rounds the job comes to its end."""
 
@@ -56,13 +73,33 @@ class Place:
     """Where a job is: its input, its store, and what it writes to."""
 
     folder: Path
-    conninfo: str | None = None
-    """Of the PostgreSQL that it writes to; None for Parquet files."""
+    sink: str = "parquet"
+    server: str | None = None
+    """What is needed to connect to PostgreSQL or Kafka."""
 
     @property
     def table(self) -> str:
-        """The table of this job in PostgreSQL."""
+        """The table or topic of this job."""
         return f"out_{self.folder.name.replace('-', '_')}"
+
+    @property
+    def topic(self) -> str:
+        """The topic that a job reads from Kafka."""
+        return self.table.replace("out_", "in_", 1)
+
+
+def missing(sink: str) -> str | None:
+    """Return what a sink needs that is not on this machine."""
+    if sink == "postgres" and postgres_programs() is None:
+        return "PostgreSQL is not installed"
+    return "Tansu is not installed" if sink == "kafka" and tansu_program() is None else None
+
+
+def server_of(sink: str) -> AbstractContextManager[str | None]:
+    """Run the server that a sink needs."""
+    if sink == "postgres":
+        return postgres_server()
+    return tansu_broker() if sink == "kafka" else nullcontext()
 
 
 def make_files(folder: Path) -> None:
@@ -82,16 +119,33 @@ def make_files(folder: Path) -> None:
         pq.write_table(table, folder / f"{number:03}.parquet", row_group_size=2_000)
 
 
-def make_place(folder: Path, conninfo: str | None = None) -> Place:
-    """Write the input, and make the table that rows go to."""
-    place = Place(folder, conninfo)
+def make_place(folder: Path, sink: str = "parquet", server: str | None = None) -> Place:
+    """Write the input, and make the table or the topics."""
+    place = Place(folder, sink, server)
     make_files(folder / "in")
-    if conninfo is not None:
+    if sink == "postgres":
         import psycopg
 
-        with psycopg.connect(conninfo) as connection:
+        with psycopg.connect(str(server)) as connection:
             connection.execute(f'create table {place.table} ("user" bigint, n bigint, total bigint)')  # type: ignore[call-overload]
+    elif sink == "kafka":
+        _fill_topics(place)
     return place
+
+
+def _fill_topics(place: Place) -> None:
+    """Send the input to a topic."""
+    from confluent_kafka import Producer
+
+    assert place.server is not None
+    make_topic(place.server, place.topic, 4)
+    make_topic(place.server, place.table, 2)
+    producer = Producer({"bootstrap.servers": place.server, "linger.ms": 5})
+    for number, file in enumerate(sorted((place.folder / "in").glob("*.parquet"))):
+        rows = pq.read_table(file, schema=INPUT).to_pylist()
+        sent = [{"value": json.dumps(row).encode()} for row in rows]
+        assert producer.produce_batch(place.topic, sent, partition=number % 4) == len(sent)
+        producer.flush()
 
 
 def make_job(place: Place, parallelism: int) -> Job:
@@ -103,13 +157,21 @@ def make_job(place: Place, parallelism: int) -> Job:
         options=arrowstate.CheckpointOptions(interval_ms=50, tolerated_failures=10),
         restart=Restart.fixed(delay_ms=20),
     )
-    rows = job.source(FileSource(place.folder / "in"), uid="rows")
+    if place.server is not None and place.sink == "kafka":
+        source = KafkaSource(place.server, place.topic, JsonFormat(INPUT), is_bounded=True, group=place.topic)
+        rows = job.source(source, uid="rows")
+    else:
+        rows = job.source(FileSource(place.folder / "in"), uid="rows")
     totals = rows.rebalance().stateful(Totals(), key=["user"], uid="totals", output_schema=RUNNING)
     totals.sink(OutputTable("given"))
-    if place.conninfo is None:
+    if place.server is None:
         totals.sink(ParquetSink(place.folder / "out"), uid="outside")
+    elif place.sink == "postgres":
+        totals.sink(PostgresSink(place.server, place.table), uid="outside")
     else:
-        totals.sink(PostgresSink(place.conninfo, place.table), uid="outside")
+        key = RawFormat("key", pa.string())
+        keyed = totals.map_batches(lambda rows: rows.append_column("key", rows["user"].cast(pa.string())))
+        keyed.sink(KafkaSink(place.server, place.table, key=key), uid="outside")
     return job
 
 
@@ -129,12 +191,16 @@ def _tables(place: Place) -> Iterator[duckdb.DuckDBPyConnection]:
 
 def _outside(place: Place) -> pa.Table:
     """Return the rows of the sink."""
-    if place.conninfo is None:
+    if place.server is None:
         files = sorted((place.folder / "out").glob("*.parquet")) if (place.folder / "out").exists() else []
         return pa.concat_tables([RUNNING.empty_table(), *(pq.read_table(file).cast(RUNNING) for file in files)])
+    if place.sink == "kafka":
+        return pa.Table.from_pylist(
+            [json.loads(it.value or b"") for it in committed_messages(place.server, place.table)], RUNNING
+        )
     import psycopg
 
-    with psycopg.connect(place.conninfo) as connection:
+    with psycopg.connect(place.server) as connection:
         rows = connection.execute(f'select "user", n, total from {place.table}').fetchall()  # type: ignore[call-overload]
     return pa.Table.from_pylist([dict(zip(RUNNING.names, row, strict=True)) for row in rows], RUNNING)
 
@@ -201,8 +267,8 @@ def run_round(place: Place, number: int, chance: random.Random) -> tuple[int, in
 def started(place: Place, parallelism: int) -> subprocess.Popen[str]:
     """Start the job in a process of its own, and return once it runs."""
     command = [sys.executable, __file__, "--folder", str(place.folder), "--child", str(parallelism)]
-    if place.conninfo is not None:
-        command += ["--conninfo", place.conninfo]
+    if place.server is not None:
+        command += ["--sink", place.sink, "--server", place.server]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.readline()
@@ -222,14 +288,14 @@ def workers_of(process: int) -> list[int]:
     return lines
 
 
-def run_rounds(folder: Path, rounds: int, seed: int, conninfo: str | None = None) -> int:
+def run_rounds(folder: Path, rounds: int, seed: int, sink: str = "parquet", server: str | None = None) -> int:
     """Run rounds, print what happened, and return how many findings there were."""
     chance = random.Random(seed)
     problems = slots = whole = 0
     place: Place | None = None
     for number in range(rounds):
         if place is None:
-            place = make_place(folder / f"{seed}-{number}", conninfo)
+            place = make_place(folder / f"{seed}-{number}", sink, server)
         killed = run_round(place, number, chance)
         slots, whole = slots + killed[0], whole + killed[1]
         found = compare(place, is_over=False)
@@ -254,21 +320,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sink", choices=SINKS, default="parquet")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--conninfo", help=argparse.SUPPRESS)
+    parser.add_argument("--server", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:
-        running = make_job(Place(arguments.folder, arguments.conninfo), arguments.child).start()
+        running = make_job(Place(arguments.folder, arguments.sink, arguments.server), arguments.child).start()
         print("started", flush=True)
         running.wait()
         return 0
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="arrowstate-kills-"))
-    if arguments.sink == "parquet":
-        problems = run_rounds(folder, arguments.rounds, arguments.seed)
-    else:
-        from postgres import postgres_server
-
-        with postgres_server() as conninfo:
-            problems = run_rounds(folder, arguments.rounds, arguments.seed, conninfo)
+    with server_of(arguments.sink) as server:
+        problems = run_rounds(folder, arguments.rounds, arguments.seed, arguments.sink, server)
     return 1 if problems else 0
 
 

@@ -56,8 +56,8 @@ _UNREAD = pa.schema(
         ("value", pa.binary()),
     ]
 )
-_MOST_MESSAGES = 16_384
-"""How many messages are taken with one call."""
+_MOST_MESSAGES = 2_000
+"""How many messages are taken with one call: objects of more messages take memory that is new each time."""
 
 _LOOK_SECONDS = 2.0
 """How long a look for new partitions may take while the job runs: commits wait for it."""
