@@ -193,8 +193,8 @@ PARTS = (
     ),
     Part(
         "runtime-kills",
-        "300 rounds of SIGKILL of slots and of whole jobs of the runtime, 50 of them with PostgreSQL as the sink, 50 from "
-        "and to Kafka",
+        "300 rounds of SIGKILL of slots and of whole jobs of the runtime, 50 of them with PostgreSQL as the sink, 50 "
+        "from and to Kafka",
         (
             script("tests/runtime/kill_rounds.py", "--folder", "{folder}/kills", "--rounds", "200"),
             script(
