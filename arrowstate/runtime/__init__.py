@@ -34,6 +34,7 @@ from arrowstate.runtime.sinks.postgres import PostgresSink
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.runtime.sources.files import FileSource
 from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource, TableSource
+from arrowstate.runtime.sources.postgres import PostgresCDCSource
 from arrowstate.runtime.sources.stores import ChangesSource, OutputSource
 from arrowstate.runtime.status import ChannelStatus, JobStatus, TaskStatus
 from arrowstate.runtime.streams import ConnectedStreams, Stream
@@ -64,6 +65,7 @@ __all__ = [
     "OutputSource",
     "OutputTable",
     "ParquetSink",
+    "PostgresCDCSource",
     "PostgresSink",
     "PreparingSink",
     "PrintSink",

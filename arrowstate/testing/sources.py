@@ -155,9 +155,9 @@ class SourceConformance:
             reading.step(2)
             reading.reader.add([split])
         reading.until(rows.num_rows, 7)
+        reading.reader.close()
 
         assert _by_split(reading.batches) == _by_split(_read(source, source.discover(()), rows.num_rows, 7))
-        reading.reader.close()
 
     def test_two_readers_share_the_splits(self, source: Source, rows: pa.Table) -> None:
         splits = source.discover(())

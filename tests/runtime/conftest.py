@@ -7,7 +7,7 @@ import pytest
 
 from kafka_brokers import mock_cluster, tansu_broker, tansu_program
 from object_servers import S3_OPTIONS, s3_server
-from postgres import postgres_programs, postgres_server
+from postgres import end_replication, postgres_programs, postgres_server
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +37,15 @@ def mock_kafka() -> Iterator[str]:
     pytest.importorskip("confluent_kafka")
     with mock_cluster() as servers:
         yield servers
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[Any]:
+    """A connection to an empty database."""
+    import psycopg
+
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("drop schema public cascade")
+        connection.execute("create schema public")
+        end_replication(connection)
+        yield connection

@@ -4,7 +4,7 @@ import datetime
 import decimal
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +95,6 @@ class TestBulkParquetSinkInABucket(PreparingSinkConformance):
     @pytest.fixture
     def visible(self, bucket: dict[str, Any], tmp_path: Path) -> Callable[[], pa.Table]:
         return lambda: rows_in_bucket(bucket, f"bucket/{tmp_path.name}/out")
-
-
-@pytest.fixture
-def connection(database: str) -> Iterator[Any]:
-    """A connection to an empty database."""
-    import psycopg
-
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("drop schema public cascade")
-        connection.execute("create schema public")
-        yield connection
 
 
 class TestPostgresSink(SinkConformance):

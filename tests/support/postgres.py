@@ -51,6 +51,9 @@ def postgres_server() -> Iterator[str]:
             "unix_socket_directories": str(folder),
             "fsync": "off",
             "shared_buffers": "16MB",
+            "wal_level": "logical",
+            "max_wal_senders": "40",
+            "max_replication_slots": "40",
             "dynamic_shared_memory_type": "mmap",
         }
         options = [text for name, value in settings.items() for text in ("-c", f"{name}={value}")]
@@ -66,6 +69,17 @@ def postgres_server() -> Iterator[str]:
             server.wait(timeout=START_SECONDS)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_replication(connection: Any) -> None:
+    """Drop all slots and publications, whoever uses them."""
+    slots = "from pg_replication_slots where slot_name = %s"
+    for (slot,) in connection.execute("select slot_name from pg_replication_slots").fetchall():
+        while connection.execute(f"select pg_terminate_backend(active_pid) {slots} and active", (slot,)).fetchall():
+            pass
+        connection.execute("select pg_drop_replication_slot(%s)", (slot,))
+    for (name,) in connection.execute("select quote_ident(pubname) from pg_publication").fetchall():
+        connection.execute(f"drop publication {name}")
 
 
 def _await(conninfo: str, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from arrowstate.errors import InvalidInputError, MissingDependencyError
+from arrowstate.errors import InvalidInputError
 from arrowstate.runtime.connectors import Sink, Token
+from arrowstate.runtime.postgres_session import checked_conninfo, connect
 from arrowstate.runtime.sinks.postgres_rows import as_copy_text
 
 if TYPE_CHECKING:
@@ -58,14 +59,10 @@ class PostgresSink(Sink):
     """
 
     def __init__(self, conninfo: str, table: str, *, schema: str | None = None) -> None:
-        try:
-            import psycopg  # noqa: F401
-        except ImportError as error:
-            raise MissingDependencyError("PostgresSink", "psycopg", "postgres") from error
         for name, value in {"table": table, "schema": schema}.items():
             if value is not None and (not value or "\0" in value):
                 raise InvalidInputError(f"the name of a {name} must be a text that is not empty, got {value!r}")
-        self.conninfo = conninfo
+        self.conninfo = checked_conninfo("PostgresSink", conninfo)
         self.table = table
         self.schema = schema
         self._connection: Connection[Any] | None = None
@@ -136,7 +133,7 @@ class PostgresSink(Sink):
         while True:
             is_new = self._connection is None
             if self._connection is None:
-                self._connection = psycopg.connect(self.conninfo, autocommit=True)
+                self._connection = connect(self.conninfo)
             try:
                 with self._connection.transaction():
                     return act(self._connection)
