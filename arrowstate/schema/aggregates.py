@@ -20,7 +20,7 @@ from arrowstate_formats.key_hash import check_key_type
 
 @runtime_checkable
 class Aggregate(Protocol):
-    """What an aggregate of one's own has to have. All data is Arrow arrays, one entry per key.
+    """The attributes and methods of an aggregate that you write. All data is in Arrow arrays, one entry per key.
 
     Examples
     --------
@@ -57,24 +57,24 @@ class Aggregate(Protocol):
     """
 
     name: str
-    "Stored with the state; stays the same as long as the accumulators mean the same. No built-in aggregate has it."
+    "The name that is stored with the state. Keep it while accumulators mean the same. No built-in aggregate has it."
     accumulator_type: pa.DataType
-    "A struct: what is stored per key."
+    "The type of what is stored per key: a struct."
     result_type: pa.DataType
-    "What a read returns."
+    "The type of what a read returns."
 
     def create(self, count: int) -> pa.StructArray:
-        """Return that many accumulators without values."""
+        """Return `count` accumulators without values."""
 
     def add(self, accumulators: pa.StructArray, groups: pa.Int64Array, values: pa.Array) -> pa.StructArray:
         """Return the accumulators with values added.
 
-        `groups` says for each value the place of its accumulator; they ascend, each accumulator has at least one
-        value, and the values of one are in the order in which they were added. No value is null.
+        `groups` has the place of the accumulator of each value, ascending. Each accumulator gets at least one value.
+        The values of one accumulator are in the order in which they were added. No value is null.
         """
 
     def merge(self, left: pa.StructArray, right: pa.StructArray) -> pa.StructArray:
-        """Return, row by row, the accumulator of all values of both."""
+        """Return for each row one accumulator of the values of `left` and `right`."""
 
     def result(self, accumulators: pa.StructArray) -> pa.Array:
         """Return the result of each accumulator."""
@@ -112,7 +112,7 @@ class BuiltIn:
 
 @dataclass(frozen=True, slots=True)
 class Mean(BuiltIn):
-    """The mean as float64, of a `count` and a `sum` in float64.
+    """The mean of the values, float64. The accumulator has a `count` (int64) and a `sum` (float64).
 
     Examples
     --------
@@ -131,12 +131,16 @@ class Mean(BuiltIn):
 
 @dataclass(frozen=True, slots=True)
 class Variance(BuiltIn):
-    """The variance as float64, of a `count`, a `mean` and `m2`, the sum of the squared distances from the mean.
+    """The variance of the values, float64.
+
+    The accumulator has a `count` (int64), a `mean` (float64) and `m2` (float64), the sum of the squared distances from
+    the mean.
 
     Parameters
     ----------
     population
-        Divide by the count; by default by one less, so that one value has none.
+        If true, the sum is divided by the count. By default it is divided by the count less one, so a key with one
+        value has no variance and a read returns null.
 
     Examples
     --------
@@ -161,14 +165,20 @@ class Variance(BuiltIn):
 
 @dataclass(frozen=True, slots=True)
 class CountDistinct(BuiltIn):
-    """About how many different values there were: a HyperLogLog sketch of Apache DataSketches.
+    """An estimate of the number of different values, int64: a HyperLogLog sketch of Apache DataSketches.
 
-    The sketch is fed the key hash of each value. Stored are the `estimate` and the `sketch`.
+    The sketch gets the key hash of each value. The accumulator has the `estimate` (float64) and the `sketch` (binary).
+    The extra `arrowstate[sketches]` is needed.
 
     Parameters
     ----------
     precision
-        4 to 21: 2 to this power registers; the standard error is about 0.83 / sqrt(registers), 1.3 % at 12.
+        The sketch has 2^precision registers; 4 to 21. The standard error is about 0.83 / sqrt(registers): 1.3 % at 12.
+
+    Raises
+    ------
+    InvalidInputError
+        If `precision` is not a whole number from 4 to 21.
 
     Examples
     --------
@@ -206,16 +216,22 @@ class CountDistinct(BuiltIn):
 
 @dataclass(frozen=True, slots=True)
 class Quantiles(BuiltIn):
-    """Some quantiles, about, each a value that was added: a KLL sketch of Apache DataSketches over float64.
+    """Approximate quantiles, a list of float64: a KLL sketch of Apache DataSketches.
 
-    Stored are the `count`, the `minimum`, the `maximum` and the `sketch`. NaN is passed over.
+    Each quantile is one of the values that were added. NaN is skipped. The accumulator has the `count` (int64), the
+    `minimum` and the `maximum` (float64), and the `sketch` (binary). The extra `arrowstate[sketches]` is needed.
 
     Parameters
     ----------
     at
-        Which quantiles, each 0 to 1; a read returns a list of as many. May change on restore.
+        The quantiles, each from 0 to 1. A read returns a list with one number for each. They may change on restore.
     k
-        8 to 65535: the size of the sketch; the error of a rank is about 1.3 % at 200.
+        The size of the sketch, 8 to 65535. The error of a rank is about 1.3 % at 200.
+
+    Raises
+    ------
+    InvalidInputError
+        If `at` is empty or has a number outside 0 to 1, or `k` is not a whole number in its range.
 
     Examples
     --------
@@ -235,7 +251,7 @@ class Quantiles(BuiltIn):
         _keep_whole(self, "k", "the k of quantiles", 8, 65535)
         object.__setattr__(self, "at", tuple(self.at))
         if not self.at or not all(0 <= q <= 1 for q in self.at):
-            raise InvalidInputError(f"quantiles are at one or more numbers of 0 to 1, got {self.at!r}")
+            raise InvalidInputError(f"quantiles need one or more numbers from 0 to 1 in `at`, got {self.at!r}")
 
     @property
     def identity(self) -> str:
@@ -251,14 +267,21 @@ class Quantiles(BuiltIn):
 
 @dataclass(frozen=True, slots=True)
 class TopK(BuiltIn):
-    """The largest values, best first, equal ones as often as they came; NaN is larger than every number.
+    """The largest values, a list of the type of the values, the largest first.
+
+    Equal values are kept as often as they were added. NaN is larger than every number.
 
     Parameters
     ----------
     count
-        How many, at least 1.
+        How many values are kept, 1 to 2^31.
     smallest
-        The smallest instead.
+        If true, the smallest values are kept, the smallest first.
+
+    Raises
+    ------
+    InvalidInputError
+        If `count` is not a whole number in its range.
 
     Examples
     --------

@@ -33,20 +33,25 @@ def _check_type(name: str, kind: pa.DataType) -> None:
 class TimeToLive:
     """When the rows of a state expire.
 
-    A row has expired when its last update plus `ttl_ms` is at or before the time now, as in Flink.
+    As in Flink, a row expires when `ttl_ms` milliseconds have passed since its last update.
 
     Parameters
     ----------
     ttl_ms
-        Milliseconds, 1 to 2^63 - 1.
+        How long a row lives after its last update, in milliseconds: 1 to 2^63 - 1.
     update
-        What renews a row: `on_create_and_write`, or `on_read_and_write`.
+        What counts as an update: with `on_create_and_write` a write, with `on_read_and_write` a read too.
     visibility
-        `never_return_expired`, or `return_until_cleaned_up`: the first read of an expired row still returns it, and
-        removes it.
+        With `never_return_expired` no read returns an expired row. With `return_until_cleaned_up` the first read of an
+        expired row still returns it, and removes it.
     clock
-        `processing_time`, or `event_time`: then the time of a row is the timestamp it is written with, and the time
-        now is the watermark.
+        With `processing_time` the clock of the backend tells the time. With `event_time` the time of a row is the
+        timestamp that it is written with, and the time now is the watermark.
+
+    Raises
+    ------
+    InvalidInputError
+        If `ttl_ms` is not a whole number in its range, or another argument is none of the values named here.
 
     Examples
     --------
@@ -90,7 +95,7 @@ class _Descriptor:
     ttl: TimeToLive | None = field(default=None, kw_only=True)
     "When rows expire; by default they stay."
     evolution: SchemaEvolution | None = field(default=None, kw_only=True, compare=False)
-    "What the type means for values that were stored with another one."
+    "How values that were stored with another type become values of this one."
 
     def _check_common(self) -> None:
         check_state_name(self.name)
@@ -110,14 +115,14 @@ class _Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class ValueStateDescriptor(_Descriptor):
-    """One value per key.
+    """A state with one value per key.
 
     Parameters
     ----------
     type
-        The Arrow type of the value; a struct becomes one column per field.
+        The Arrow type of the value. A struct becomes one column per field.
     default
-        The value that a read returns for a key without a value; a plain Python value, copied at each read.
+        What a read returns for a key without a value: a plain Python value, which each read copies. None by default.
 
     Examples
     --------
@@ -157,19 +162,23 @@ class StoredCallable:
 
 @dataclass(frozen=True, slots=True)
 class ReducingStateDescriptor(_Descriptor):
-    """One value per key, into which each added value is folded.
+    """A state with one value per key, into which each added value is folded.
 
     Parameters
     ----------
     type
         The Arrow type of the value; int64 for `count`.
     reduce
-        A built-in reducer: `sum`, `product`, `min`, `max`, `count`, `first`, `last`; `any` and `all` of booleans;
-        `bit_and` and `bit_or` of integers. For a struct type also a mapping of each field to one of these: each field
-        is then reduced by itself, and a null field is ignored. Or a Python function of the old value and the added
-        one, both plain values, that returns the new one. It is called for every value but the first of a key, which
-        makes a batch about ten times slower than with a built-in reducer. A snapshot keeps only the name of the
-        function, so a restored state needs its descriptor before values can be added.
+        How two values become one. A built-in reducer is `sum`, `product`, `min`, `max`, `count`, `first` or `last`;
+        `any` or `all` for booleans; `bit_and` or `bit_or` for integers.
+
+        A struct type also takes a mapping of each field to a built-in reducer. Then each field is reduced by itself,
+        and a null field is skipped.
+
+        A Python function takes the old value and the added value, both plain values, and returns the new value. It is
+        called for every value but the first of a key, so a batch is about ten times slower than with a built-in
+        reducer. A snapshot stores only the name of the function, so a restored state needs its descriptor before values
+        can be added.
 
     Examples
     --------
@@ -254,15 +263,16 @@ class ReducingStateDescriptor(_Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class AggregatingStateDescriptor(_Descriptor):
-    """An accumulator per key, to which values are added, and of which a result is read.
+    """A state with an accumulator per key: values are added to it, and each read computes the result from it.
 
     Parameters
     ----------
     type
         The Arrow type of the values.
     aggregate
-        A built-in aggregate: `mean`, `variance`, `count_distinct`, `quantiles` or `top_k`, or one of `Mean`,
-        `Variance`, `CountDistinct`, `Quantiles` and `TopK` with parameters. Or an `Aggregate` of your own.
+        A built-in aggregate by name, with its default parameters: `mean`, `variance`, `count_distinct`, `quantiles` or
+        `top_k`. Or one with parameters: `Mean`, `Variance`, `CountDistinct`, `Quantiles` or `TopK`. Or an `Aggregate`
+        of your own.
         `count_distinct` and `quantiles` need the extra `arrowstate[sketches]`.
 
     Examples
@@ -338,12 +348,12 @@ class AggregatingStateDescriptor(_Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class ListStateDescriptor(_Descriptor):
-    """Any number of elements per key, in the order they were added.
+    """A state with a list of elements per key, in the order in which they were added.
 
     Parameters
     ----------
     type
-        The Arrow type of an element; a struct becomes one column per field.
+        The Arrow type of an element. A struct becomes one column per field.
 
     Examples
     --------
@@ -362,14 +372,14 @@ class ListStateDescriptor(_Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class MapStateDescriptor(_Descriptor):
-    """Any number of entries per key, each a value under a user key.
+    """A state with a map per key: any number of entries, each a value under a user key.
 
     Parameters
     ----------
     key_type
-        The Arrow type of the user keys, one that `key_hash` knows.
+        The Arrow type of the user keys. `key_hash` must support it.
     type
-        The Arrow type of the values; a struct becomes one column per field. Values may be null.
+        The Arrow type of the values, which may be null. A struct becomes one column per field.
 
     Examples
     --------
@@ -390,7 +400,7 @@ class MapStateDescriptor(_Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class TimerStateDescriptor(_Descriptor):
-    """The timers of one clock: any number of timestamps per key, each once.
+    """A state with the timers of one clock: any number of different timestamps per key.
 
     `backend.timers(name)` makes the timers of both clocks, the states `<name>_event_time` and `<name>_processing_time`.
     The descriptor is for code that reads and writes them as states, such as `StateStore.bootstrap`.
@@ -398,7 +408,7 @@ class TimerStateDescriptor(_Descriptor):
     Parameters
     ----------
     clock
-        `event_time`: timers fire by the watermark; or `processing_time`: by the clock of the machine.
+        With `event_time` timers fire by the watermark, with `processing_time` by the clock of the backend.
 
     Examples
     --------
@@ -418,10 +428,11 @@ class TimerStateDescriptor(_Descriptor):
     def __post_init__(self) -> None:
         self._check_common()
         if self.clock not in ("event_time", "processing_time"):
-            raise InvalidInputError(f"timers run by event_time or processing_time, got {self.clock!r}")
+            raise InvalidInputError(f"the clock of a timer must be event_time or processing_time, got {self.clock!r}")
         if self.ttl is not None or self.evolution is not None:
             raise InvalidInputError(
-                "timers have no time to live, they last until they fire or are deleted, and no values to evolve"
+                f"the timers {self.name!r} take no ttl and no evolution: a timer lasts until it fires or is deleted, "
+                "and has no value; leave them out"
             )
 
 

@@ -27,7 +27,7 @@ from arrowstate_formats.names import check_state_name
 
 @dataclass(frozen=True, slots=True)
 class OperatorListStateDescriptor:
-    """A list of elements per subtask, for instance the offsets of a source.
+    """A state with a list of elements in each subtask, for instance the offsets of a source.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class OperatorListStateDescriptor:
         What a restore at another parallelism does: `split` gives each element to one subtask, `union` gives all
         elements to every subtask.
     evolution
-        What the type means for elements that were stored with another one.
+        How elements that were stored with another type become elements of this one.
 
     Examples
     --------
@@ -67,18 +67,18 @@ class OperatorListStateDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastStateDescriptor:
-    """A map that every subtask has the same of, for instance rules.
+    """A state with a map that is the same in every subtask, for instance rules.
 
     Parameters
     ----------
     name
         Unique within the operator.
     key_type
-        The Arrow type of the keys, one that `key_hash` knows.
+        The Arrow type of the keys. `key_hash` must support it.
     type
-        The Arrow type of the values. Values may be null.
+        The Arrow type of the values, which may be null.
     evolution
-        What the type means for values that were stored with another one.
+        How values that were stored with another type become values of this one.
 
     Examples
     --------

@@ -211,9 +211,9 @@ class KeyedState(Shown, Generic[D]):
         return self._namespace
 
     def _keys(self, keys: Any, namespace: Any, user_keys: pa.Array | None = None) -> KeyBatch:
-        """Check, hash, sort and group what tells rows apart: keys, and where there are any namespaces and user keys.
+        """Check, hash, sort and group keys, with namespaces and user keys if the state has them.
 
-        What `key_batch` has grouped, for a state with the same namespaces, is that already.
+        Keys that `key_batch` has grouped, for a state with the same namespaces, are taken as they are.
         """
         if isinstance(keys, KeyBatch):
             self._context.check_grouped(keys)
@@ -242,11 +242,11 @@ class KeyedState(Shown, Generic[D]):
         return self._context.group(columns, entry)
 
     def key_batch(self, keys: Any, namespace: Any = None) -> KeyBatch:
-        """Return what tells one-row states apart, keys and where there are any namespaces, checked and grouped."""
+        """Return keys, with namespaces if the state has them, checked and grouped."""
         return self._keys(keys, namespace)
 
     def grouped(self, key: Sequence[pa.Array], entry: Sequence[pa.Array]) -> KeyBatch:
-        """Return what tells rows apart, given as checked columns: keys, and namespaces, user keys or timestamps."""
+        """Group checked columns: those of the keys, and those of namespaces, user keys or timestamps."""
         return self._context.group(key, entry)
 
     def find_unexpired(self, keys: KeyBatch) -> Found:

@@ -78,7 +78,7 @@ class KeyContext:
         return [canonical_floats(column) for column in key_columns(keys, self.key)]
 
     def group(self, columns: Sequence[pa.Array], entry: Sequence[pa.Array] = ()) -> KeyBatch:
-        """Hash, sort and group keys, and `entry`: what else tells rows apart, where there is anything."""
+        """Hash, sort and group keys; `entry` has the columns of the namespace and the user key, if there are any."""
         return self._group(self.hashes(columns), columns, entry)
 
     def current_keys(self, entry: Sequence[pa.Array] = ()) -> KeyBatch:

@@ -34,7 +34,7 @@ _ONE_KEY = pa.schema([pa.field("subtask", pa.int32(), nullable=False)])
 
 
 class OperatorListState:
-    """A list of elements of one subtask; order and duplicates are kept.
+    """Keeps a list of elements of one subtask, in the order in which they were added; equal elements are kept.
 
     Examples
     --------
@@ -74,22 +74,22 @@ class OperatorListState:
         self._chunks.append(self._checked([value]))
 
     def add_all(self, values: Any) -> None:
-        """Append all elements of a sequence; with a None among them none is."""
+        """Append all elements of a sequence; if one of them is None, none is appended."""
         self._append(self._sequence(values))
 
     def update(self, values: Any) -> None:
-        """Replace the list; an empty sequence clears it."""
+        """Replace the list; an empty sequence removes all elements."""
         given = self._sequence(values)
         self.clear()
         self._append(given)
 
     def extend(self, values: Any) -> None:
-        """Append an Arrow array of elements without nulls.
+        """Append an Arrow array of elements of the state's type, without nulls.
 
         Raises
         ------
         ValueTypeError, InvalidInputError
-            If an element does not fit the type or is null; the state is unchanged then.
+            If an element does not fit the type or is null. The state is unchanged then.
         """
         self._append(self._checked(values))
 
@@ -140,7 +140,9 @@ class OperatorListState:
 
 
 class ReadOnlyBroadcastState:
-    """A broadcast state as a keyed operator sees it: to read, because what one key writes no other subtask would see.
+    """A broadcast state that can only be read.
+
+    A keyed function gets it in this form, because the other subtasks would not see what it writes.
 
     Examples
     --------
@@ -177,7 +179,7 @@ class ReadOnlyBroadcastState:
         self._map.go_back(mark)
 
     def get(self, key: Any) -> Any:
-        """Return the value of an entry, None if there is none."""
+        """Return the value of an entry, None if there is no such entry."""
         return self._map.get(key)
 
     def contains(self, key: Any) -> bool:
@@ -201,11 +203,17 @@ class ReadOnlyBroadcastState:
         return not len(self)
 
     def get_batch(self, keys: Any) -> pa.Array:
-        """Return the value of each key of an Arrow array; null where there is no such entry, or its value is null."""
+        """Return the value of each key of an Arrow array.
+
+        Returns
+        -------
+        pa.Array
+            One value of the state's type per key; null where there is no such entry, or its value is null.
+        """
         return self._map.get_batch(_same_key(keys), keys)
 
     def contains_batch(self, keys: Any) -> pa.BooleanArray:
-        """Return for each key of an Arrow array whether there is such an entry."""
+        """Return for each key of an Arrow array whether the entry exists, without nulls."""
         return self._map.contains_batch(_same_key(keys), keys)
 
     def to_arrow(self) -> pa.RecordBatch:
@@ -214,7 +222,7 @@ class ReadOnlyBroadcastState:
         Returns
         -------
         pa.RecordBatch
-            `<state>_key` of the key type, not null; `<state>` of the state's type.
+            `<state>_key` of the key type, not null; `<state>` of the type of the values, which may be null.
         """
         entries = self._map.entries_batch(pa.array([0], pa.int32()))
         # Every subtask that holds the same entries gives the same rows, and so the same file.
@@ -224,7 +232,7 @@ class ReadOnlyBroadcastState:
 
 
 class BroadcastState(ReadOnlyBroadcastState):
-    """A map that every subtask is to have the same of: each must write the same entries.
+    """Keeps a map that is the same in every subtask. Every subtask must write the same entries.
 
     Examples
     --------
@@ -255,17 +263,24 @@ class BroadcastState(ReadOnlyBroadcastState):
         self._map.put_all(entries)
 
     def put_batch(self, keys: Any, values: Any) -> None:
-        """Set one entry per row; the last one wins where a key occurs more than once.
+        """Set one entry per row. If a key occurs more than once, its last value counts.
+
+        Parameters
+        ----------
+        keys
+            An Array of the key type, without nulls.
+        values
+            One value of the state's type per key, which may be null.
 
         Raises
         ------
         KeyTypeError, NullKeyError, ValueTypeError
-            If a key or value does not fit; the state is unchanged then.
+            If a key or value does not fit. The state is unchanged then.
         """
         self._map.put_batch(_same_key(keys), keys, values)
 
     def remove(self, key: Any) -> None:
-        """Remove an entry, if there is one."""
+        """Remove an entry, if it exists."""
         self._map.remove(key)
 
     def clear(self) -> None:
@@ -273,7 +288,7 @@ class BroadcastState(ReadOnlyBroadcastState):
         self._map.clear()
 
     def read_only(self) -> ReadOnlyBroadcastState:
-        """Return a view without the verbs that write; it shows what is written later too."""
+        """Return a view that can only be read; it also shows what is written later."""
         return ReadOnlyBroadcastState(self.descriptor, self._map)
 
     def freeze(self) -> pa.RecordBatch:

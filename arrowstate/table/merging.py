@@ -32,7 +32,7 @@ _LARGE_BATCH = 65_536
 
 @dataclass(frozen=True, slots=True)
 class MergePolicy:
-    """When runs are merged.
+    """When runs are merged, and how much of a merge each batch does.
 
     Examples
     --------
@@ -52,9 +52,9 @@ class MergePolicy:
     step_rows: int = 16_384
     "A merge of more rows than this, and than some batches bring, is made in steps that the next batches pay for."
     pace: int = 8
-    """Half of how many rows of merges under way are looked at for a row that is written, at least 2; more where many
-    merges are under way, and after large batches. The fewer, the more evenly batches are charged, and the longer the
-    runs of a merge are read beside those that came after them."""
+    """For each row that is written, merges under way look at 2 * `pace` rows; at least 2. They look at more rows when
+    many merges are under way, and after large batches. A small pace spreads the work more evenly over batches. It also
+    lets merges take longer, and until a merge ends each read looks at the runs that it merges."""
 
     def pick(self, runs: Sequence[Run]) -> list[Run]:
         """Return the runs to merge now, or none."""

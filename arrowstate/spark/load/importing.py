@@ -60,10 +60,10 @@ def import_state(
     memory_budget_bytes: int | None = DEFAULT_BUDGET_BYTES,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ImportReport:
-    """Take over the state of a Spark query from its checkpoint folder, and tell what was taken and what was not.
+    """Import the state of a Spark query from its checkpoint folder, and report what was imported and what was not.
 
-    All of it becomes one checkpoint of the store. The query must be stopped, and its folder is only read. What Spark
-    keeps becomes, by operator:
+    The state becomes one checkpoint of the store. Stop the query before the import; its folder is only read. Each
+    stateful operator of the query becomes an operator of the store, with these states:
 
     ==========================================  ========================================================================
     aggregation                                 a value state `buffers`: a struct of Spark's aggregation buffers, which
@@ -78,13 +78,13 @@ def import_state(
     ==========================================  ========================================================================
 
     A struct in the key, such as the window of a windowed aggregation, becomes columns `window_start` and `window_end`.
-    Spark keeps when a row of a variable expires, and not how long rows live, so such a variable needs its
-    `time_to_live`. Session windows, limits and arbitrary functions are left out, and so are columns of types without
-    an Arrow form.
+    Spark stores when a row of a variable expires, but not how long rows live. So a variable whose rows expire needs an
+    entry in `time_to_live`. Session windows, limits and arbitrary functions are left out, and so are columns of types
+    that Arrow does not have.
 
-    The offsets of the sources are not part of the state: start the new query from those in the report. A Kafka source
-    takes them as `startingOffsets`, a file source reads the files that the old folder's `sources` does not list, a
-    Delta source begins at the `startingVersion` after the one named.
+    The offsets of the sources are not part of the state. Start the new query from the offsets in the report: a Kafka
+    source takes them as `startingOffsets`, a file source must read the files that `sources` in the old folder does not
+    list, and a Delta source begins at the `startingVersion` after the one in the report.
 
     Parameters
     ----------
@@ -95,8 +95,8 @@ def import_state(
     store, parallelism, max_parallelism, overwrite, memory_budget_bytes, storage_options
         As in `bootstrap`; the options are for the store, and the folder of the query is read by Spark.
     operator_id
-        The stateful operator to take, as numbered by Spark from 0; all by default. `uid`, `key`, `state`, `columns` and
-        `reduce` need it where the query has several.
+        The number that Spark gave to the stateful operator to import, from 0; all by default. If the query has several
+        operators, `uid`, `key`, `state`, `columns` and `reduce` need it.
     uid
         The operator's name in the store; by default Spark's name and number, such as `stateStoreSave-0`.
     key
@@ -107,17 +107,19 @@ def import_state(
         New names for the buffers of an aggregation, all of them in their order. By default Spark's, a number added
         where one occurs again: `count`, `sum`, `sum_2`.
     reduce
-        The reducers that the buffers of an aggregation are results of, by column; or one for an aggregation with one
-        buffer, whose state then has a plain type. Whether they are is the caller's to know.
+        By column the reducer that the buffers of an aggregation are results of. For an aggregation with one buffer it
+        may be one name; the state then has a plain type. The checkpoint does not name the reducers, so you must know
+        them.
     time_to_live
-        By variable of a `transformWithState`, how its rows expire.
+        By the name of a variable of `transformWithState`, how its rows expire.
     batch_id
         The micro-batch whose state is read, one that Spark still keeps; the last one committed by default.
 
     Returns
     -------
     ImportReport
-        What was taken, with the number of rows, what was left out and why, and the offsets to go on from.
+        The operators and states that were imported with their numbers of rows, what was left out and why, and the
+        offsets from which the new query starts.
 
     Raises
     ------

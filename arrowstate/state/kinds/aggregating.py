@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[AggregatingStateDescriptor]):
-    """An accumulator per key, to which values are added, and of which the result is read.
+    """Keeps an accumulator per key, adds values to it, and computes the result from it at each read.
 
     Examples
     --------
@@ -57,25 +57,29 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
         Parameters
         ----------
         keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+            One key per row, without nulls: an Array for one key column, else a RecordBatch or StructArray with the key
+            schema.
         values
-            As many values of the state's type. A null clears its key, and values after it start anew.
+            One value of the state's type per row. A null removes the accumulator of its key, and later values of that
+            key start anew.
         namespace
-            For a state with namespaces: one per row as columns, or one plain value for all rows.
+            Only for a state with namespaces: the namespace of each row as columns, or one plain value for all rows.
         timestamps
-            For a state that expires by event time: the time of each row, in milliseconds.
+            Only for a state that expires by event time: the time of each row, as Arrow timestamps or as integers in
+            milliseconds since 1970. By default it is the current timestamp of the backend, else the watermark.
         retracted
-            For a mean: which values are taken back instead of added, one a row, without nulls. A key of which all were
-            is removed. Sums are float64: whole numbers up to 2^53 come back exactly, infinities and NaN not at all.
+            Only for a mean: a boolean per row, without nulls. Where it is true, the value is taken out instead of
+            added. A key is removed when all its values are taken out. Sums are float64: whole numbers up to 2^53 are
+            taken out exactly, an infinity or NaN cannot be taken out.
 
         Raises
         ------
         KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError
-            If a key or value does not fit; the state is unchanged then, as it is if the aggregate raises.
+            If a key or value does not fit. The state is unchanged then, and also if the aggregate raises.
         InvalidInputError
-            If the aggregate cannot take values back; the state is unchanged then.
+            If the aggregate cannot take values out. The state is unchanged then.
         StorageFullError
-            If the disk has no room for spilled runs; the state is unchanged then.
+            If the disk has no room for spilled runs. The state is unchanged then.
         """
         self._flush()
         batch = self._keys(keys, namespace)
@@ -108,7 +112,7 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
 
     @atomic
     def add(self, value: Any) -> None:
-        """Add one value to the accumulator of the current key; None clears it."""
+        """Add one value to the accumulator of the current key; None removes the accumulator."""
         if value is None:
             self._write_current(None)
             return

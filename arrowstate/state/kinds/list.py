@@ -30,7 +30,7 @@ from arrowstate.table.table import Table, gather
 
 
 class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescriptor]):
-    """Any number of elements per key, duplicates and order kept.
+    """Keeps a list of elements per key, in the order in which they were added; equal elements are kept.
 
     Examples
     --------
@@ -62,23 +62,27 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
 
     @atomic
     def add_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
-        """Append one element to the list of each key, in the order of the batch. Nothing is read.
+        """Append one element per row to the list of its key, in the order of the batch.
+
+        No stored element is read, so the cost does not grow with the lists.
 
         Parameters
         ----------
         keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+            One key per row, without nulls: an Array for one key column, else a RecordBatch or StructArray with the key
+            schema.
         values
-            As many elements of the state's type, without nulls.
+            One element of the state's type per row, without nulls.
         namespace
-            For a state with namespaces: one per row as columns, or one plain value for all rows.
+            Only for a state with namespaces: the namespace of each row as columns, or one plain value for all rows.
         timestamps
-            For a state that expires by event time: the time of each row, in milliseconds.
+            Only for a state that expires by event time: the time of each row, as Arrow timestamps or as integers in
+            milliseconds since 1970. By default it is the current timestamp of the backend, else the watermark.
 
         Raises
         ------
         KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError, InvalidInputError
-            If a key or element does not fit, or an element is null; the state is unchanged then.
+            If a key or element does not fit, or an element is null. The state is unchanged then.
         """
         self._flush()
         columns = self._context.columns(keys)
@@ -92,23 +96,24 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
 
     @atomic
     def add_all_batch(self, keys: Any, lists: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
-        """Append all elements of a list to that of each key; an empty list appends nothing.
+        """Append the elements of the list in each row to the list of its key; an empty list appends nothing.
 
         Parameters
         ----------
         keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+            One key per row, without nulls: an Array for one key column, else a RecordBatch or StructArray with the key
+            schema.
         lists
-            As many lists of elements of the state's type; neither lists nor elements may be null.
+            One list per row, of elements of the state's type. Neither a list nor an element may be null.
         namespace
-            For a state with namespaces: one per row as columns, or one plain value for all rows.
+            Only for a state with namespaces: the namespace of each row as columns, or one plain value for all rows.
         timestamps
-            For a state that expires by event time: the time of each row of `keys`, in milliseconds.
+            Only for a state that expires by event time: the time of each row of `keys`, as for `add_batch`.
 
         Raises
         ------
         KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError, InvalidInputError
-            If a key or element does not fit, or a list or element is null; the state is unchanged then.
+            If a key or element does not fit, or a list or element is null. The state is unchanged then.
         """
         self._flush()
         columns = self._context.columns(keys)
@@ -121,7 +126,9 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
 
     @atomic
     def update_batch(self, keys: Any, lists: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
-        """Replace the list of each key, by the last one where a key occurs more than once; an empty list clears it.
+        """Replace the list of each key; an empty list removes all its elements.
+
+        If a key occurs more than once, its last list counts.
 
         Parameters and errors are those of `add_all_batch`.
         """
@@ -147,7 +154,7 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
         Returns
         -------
         pa.ListArray
-            One list a row of `keys`, not null, of elements of the state's type, not null.
+            One list per row of `keys`, of elements of the state's type. Neither a list nor an element is null.
         """
         self._flush()
         batch = self._keys(keys, namespace)
@@ -161,12 +168,12 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
         self._add([value])
 
     def add_all(self, values: Sequence[Any]) -> None:
-        """Append all elements to the list of the current key; with a null among them none is."""
+        """Append all elements to the list of the current key; if one of them is null, none is appended."""
         self._add(self.sequence(values))
 
     @atomic
     def update(self, values: Sequence[Any]) -> None:
-        """Replace the list of the current key; an empty one clears it."""
+        """Replace the list of the current key; an empty list removes all its elements."""
         self._add(self.sequence(values), replace=True)
 
     @atomic

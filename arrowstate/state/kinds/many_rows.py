@@ -42,7 +42,7 @@ class ManyRowsState(KeyedState[D]):
 
     @atomic
     def clear_batch(self, keys: Any, *, namespace: Any = None) -> None:
-        """Remove all rows of each key; a key without any is passed over."""
+        """Remove all elements or entries of each key; a key without any is skipped."""
         self._flush()
         batch = self._keys(keys, namespace)
         self._expiry.settle()
@@ -50,7 +50,7 @@ class ManyRowsState(KeyedState[D]):
 
     @atomic
     def clear(self) -> None:
-        """Remove all rows of the current key."""
+        """Remove all elements or entries of the current key."""
         self._flush()
         _, keys = self._current()
         self._remove_all(keys)

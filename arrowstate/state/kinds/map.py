@@ -26,7 +26,7 @@ from arrowstate.table.table import Found, Table
 
 
 class MapState(ManyRowsState[MapStateDescriptor]):
-    """Any number of entries per key.
+    """Keeps a map per key: any number of entries, each a value under a user key.
 
     Examples
     --------
@@ -59,27 +59,30 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         timestamps: Any = None,
         removed: Any = None,
     ) -> None:
-        """Set one entry per row; the last one wins where a key and user key occur more than once.
+        """Set one entry per row. If a key and user key occur more than once, the last row counts.
 
         Parameters
         ----------
         keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+            One key per row, without nulls: an Array for one key column, else a RecordBatch or StructArray with the key
+            schema.
         user_keys
-            As many user keys, without nulls.
+            One user key per row, without nulls.
         values
-            As many values of the state's type; a null is a value.
+            One value of the state's type per row. A null is a value: the entry exists.
         namespace
-            For a state with namespaces: one per row as columns, or one plain value for all rows.
+            Only for a state with namespaces: the namespace of each row as columns, or one plain value for all rows.
         timestamps
-            For a state that expires by event time: the time of each row, in milliseconds.
+            Only for a state that expires by event time: the time of each row, as Arrow timestamps or as integers in
+            milliseconds since 1970. By default it is the current timestamp of the backend, else the watermark.
         removed
-            Which rows remove their entry instead of setting it, one a row, without nulls; none by default.
+            A boolean per row, without nulls. Where it is true, the entry is removed instead of set. By default every
+            row sets its entry.
 
         Raises
         ------
         KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError
-            If a key, user key or value does not fit; the state is unchanged then.
+            If a key, user key or value does not fit. The state is unchanged then.
         """
         self._flush()
         batch = self._entries(keys, user_keys, namespace)
@@ -95,21 +98,33 @@ class MapState(ManyRowsState[MapStateDescriptor]):
 
     @atomic
     def get_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> pa.Array:
-        """Return the value of one entry per row; null where there is no such entry, or its value is null."""
+        """Return the value of one entry per row; parameters and errors are those of `put_batch`.
+
+        Returns
+        -------
+        pa.Array
+            One value of the state's type per row of `keys`; null where there is no such entry, or its value is null.
+        """
         self._flush()
         batch = self._entries(keys, user_keys, namespace)
         return self._read_entries(batch)[0].take(pa.array(batch.groups()))
 
     @atomic
     def contains_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> pa.BooleanArray:
-        """Return for each row whether there is such an entry."""
+        """Return for each row whether the entry exists; parameters and errors are those of `put_batch`.
+
+        Returns
+        -------
+        pa.BooleanArray
+            One boolean per row of `keys`, not null. An entry whose value is null exists.
+        """
         self._flush()
         batch = self._entries(keys, user_keys, namespace)
         return pa.array(self._read_entries(batch)[1][batch.groups()])
 
     @atomic
     def remove_batch(self, keys: Any, user_keys: Any, *, namespace: Any = None) -> None:
-        """Remove one entry per row; one that does not exist is passed over."""
+        """Remove one entry per row; an entry that does not exist is skipped. Parameters are those of `put_batch`."""
         self._flush()
         batch = self._entries(keys, user_keys, namespace)
         self._expiry.settle()
@@ -117,7 +132,14 @@ class MapState(ManyRowsState[MapStateDescriptor]):
 
     @atomic
     def entries_batch(self, keys: Any, *, namespace: Any = None) -> pa.MapArray:
-        """Return all entries of each key, in no particular order; an empty map where it has none."""
+        """Return all entries of each key, in no particular order.
+
+        Returns
+        -------
+        pa.MapArray
+            One map per row of `keys`, not null: from user keys, not null, to values of the state's type. It is empty
+            where the key has no entry.
+        """
         self._flush()
         batch = self._keys(keys, namespace)
         rows = self._rows(batch)
@@ -140,7 +162,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
 
     @atomic
     def get(self, user_key: Any) -> Any:
-        """Return the value of an entry of the current key, None if there is none."""
+        """Return the value of an entry of the current key, None if there is no such entry."""
         return self._plain(self._look(user_key)[0])
 
     @atomic
@@ -149,7 +171,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         return self._look(user_key)[1]
 
     def remove(self, user_key: Any) -> None:
-        """Remove an entry of the current key, if there is one."""
+        """Remove an entry of the current key, if it exists."""
         self._write_one(None, self._one(user_key), removed=True)
 
     @atomic

@@ -37,9 +37,9 @@ class MergingState(KeyedState[D]):
     """A state whose namespaces can be merged."""
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
-        """Merge what namespaces of the current key hold into the namespace `target`, in the order given.
+        """Merge namespaces of the current key into the namespace `target`, in the order given.
 
-        The sources are gone afterwards; an empty one is passed over, and so is one equal to the target.
+        The sources are empty afterwards. A source without values is skipped, and so is one equal to the target.
         """
         given = list(sources)
         if self.descriptor.namespace is None:
@@ -61,26 +61,26 @@ class MergingState(KeyedState[D]):
 
     @atomic
     def merge_namespaces_batch(self, keys: Any, targets: Any, sources: Any) -> None:
-        """Merge what each source namespace holds into its target namespace, in the order of the rows.
+        """Merge each source namespace into its target namespace, in the order of the rows.
 
-        The elements of a list go to its end, values are folded, accumulators merged. With a time to live a merged value
-        is as old as the youngest that went into it.
+        Elements are appended to the list, values are folded, and accumulators are merged. If the state has a time to
+        live, the merged value has the latest time of the values that went into it.
 
         Parameters
         ----------
         keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema; a key occurs once
-            for each of its sources.
+            One key per row, without nulls: an Array for one key column, else a RecordBatch or StructArray with the key
+            schema. A key occurs once for each of its sources.
         targets, sources
             One namespace per row as columns, or one plain value for all rows.
 
         Raises
         ------
         KeyTypeError, NullKeyError, KeyOutOfRangeError, InvalidInputError
-            If a key or namespace does not fit, a namespace of a key is to be merged into two others, or is a source
-            and a target; the state is unchanged then.
+            If a key or namespace does not fit, or if a namespace of a key has two targets or is both a source and a
+            target. The state is unchanged then.
         ValueOverflowError
-            If a sum does not fit its type; the state is unchanged then.
+            If a sum does not fit its type. The state is unchanged then.
         """
         self._flush()
         plan = self._merge_plan(keys, targets, sources)

@@ -34,21 +34,21 @@ class OneRowState(KeyedState[D]):
 
     @atomic
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
-        """Return the value of each key; of aggregating state the result.
+        """Return the value of each key; an aggregating state returns the result.
 
         Parameters
         ----------
         keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema. A key may
-            occur more than once.
+            One key per row, without nulls: an Array for one key column, else a RecordBatch or StructArray with the key
+            schema. A key may occur more than once.
         namespace
-            For a state with namespaces: one per row as columns, or one plain value for all rows.
+            Only for a state with namespaces: the namespace of each row as columns, or one plain value for all rows.
 
         Returns
         -------
         pa.Array
-            One entry a row of `keys`, of the state's type or the aggregate's result type; null, or the default, where
-            the key has no value.
+            One entry per row of `keys`, of the state's type or of the result type of the aggregate. A key without a
+            value gives null, or the default of the state.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class OneRowState(KeyedState[D]):
 
     @atomic
     def clear_batch(self, keys: Any, *, namespace: Any = None) -> None:
-        """Remove the value of each key; a key without one is passed over."""
+        """Remove the value of each key; a key without one is skipped. Parameters are those of `get_batch`."""
         self._flush()
         batch = self._keys(keys, namespace)
         self._expiry.settle()

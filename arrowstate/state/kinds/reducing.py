@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingStateDescriptor]):
-    """One value per key, into which each added value is folded.
+    """Keeps one value per key, and folds each added value into it.
 
     Examples
     --------
@@ -53,35 +53,37 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         timestamps: Any = None,
         retracted: Any = None,
     ) -> None:
-        """Fold each value into its key's, in the order of the batch.
+        """Fold each value into the value of its key, in the order of the batch.
 
         Parameters
         ----------
         keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+            One key per row, without nulls: an Array for one key column, else a RecordBatch or StructArray with the key
+            schema.
         values
-            As many values of the state's type; for `count`, of any type. A null clears its key, and values
-            after it start anew. In a state with a reducer per field, a null field is passed over.
+            One value of the state's type per row; `count` takes values of any type. A null removes the value of its
+            key, and later values of that key start anew. A state with a reducer per field skips a null field.
         namespace
-            For a state with namespaces: one per row as columns, or one plain value for all rows.
+            Only for a state with namespaces: the namespace of each row as columns, or one plain value for all rows.
         timestamps
-            For a state that expires by event time: the time of each row, in milliseconds.
+            Only for a state that expires by event time: the time of each row, as Arrow timestamps or as integers in
+            milliseconds since 1970. By default it is the current timestamp of the backend, else the watermark.
         retracted
-            For sums and counts: which values are taken back instead of added, one a row, without nulls. A key whose
-            counts and sums have all come back to zero is removed, if the state counts anything.
+            Only for sums and counts: a boolean per row, without nulls. Where it is true, the value is subtracted
+            instead of added. If the state has a count, a key is removed when all its counts and sums are back at zero.
 
         Raises
         ------
         KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError
-            If a key or value does not fit; the state is unchanged then.
+            If a key or value does not fit. The state is unchanged then.
         InvalidInputError
-            If a reducer cannot take values back; the state is unchanged then.
+            If a reducer cannot subtract values. The state is unchanged then.
         ValueOverflowError
-            If a sum does not fit the type; the state is unchanged then.
+            If a sum does not fit the type. The state is unchanged then.
         ProcessElementError
-            If a reducer that is a Python callable raises; the state is unchanged then.
+            If a reducer that is a Python callable raises. The state is unchanged then.
         StorageFullError
-            If the disk has no room for spilled runs; the state is unchanged then.
+            If the disk has no room for spilled runs. The state is unchanged then.
         """
         self._flush()
         batch = self._keys(keys, namespace)

@@ -16,9 +16,10 @@ from arrowstate.state.kinds.timers import Timer, TimerState
 class TimerService:
     """The timers of an operator, by event time and by processing time.
 
-    A timer is a timestamp of a key, and of a namespace where there are any. Registering one twice is one timer,
-    deleting one that is not registered does nothing. Timestamps are milliseconds since 1970; one that 64 bits
-    cannot hold becomes the lowest or highest they can. `clock` is `event_time` or `processing_time`.
+    A timer belongs to a key, and to a namespace if the timers have namespaces. It fires when the time of its clock
+    reaches its timestamp. A timer that is registered twice is one timer. Deleting a timer that is not registered does
+    nothing. Timestamps are milliseconds since 1970; one that does not fit 64 bits becomes the lowest or the highest
+    number that does. `clock` is `event_time` or `processing_time`.
 
     Examples
     --------
@@ -56,18 +57,19 @@ class TimerService:
         Parameters
         ----------
         keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+            One key per row, without nulls: an Array for one key column, else a RecordBatch or StructArray with the key
+            schema.
         timestamps
-            As many integers or Arrow timestamps, without nulls.
+            One timestamp per row, without nulls: integers in milliseconds since 1970, or Arrow timestamps.
         namespace
-            For timers with namespaces: one per row as columns, or one plain value for all rows.
+            Only for timers with namespaces: the namespace of each row as columns, or one plain value for all rows.
         clock
             `event_time` or `processing_time`.
 
         Raises
         ------
         KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError, InvalidInputError
-            If a key, timestamp or namespace does not fit; no timer is registered then.
+            If a key, timestamp or namespace does not fit. No timer is registered then.
         """
         self._of(clock).register_batch(keys, timestamps, namespace=namespace)
 
@@ -78,6 +80,13 @@ class TimerService:
     def pop_due(self, time: int, *, clock: str = "event_time") -> pa.RecordBatch:
         """Remove and return all timers with a timestamp up to `time`; the watermark stays as it is.
 
+        Parameters
+        ----------
+        time
+            Milliseconds since 1970, inclusive.
+        clock
+            `event_time` or `processing_time`.
+
         Returns
         -------
         pa.RecordBatch
@@ -87,7 +96,7 @@ class TimerService:
         return self._of(clock).pop_due(saturated(time))
 
     def next_timestamp(self, clock: str = "event_time") -> int | None:
-        """Return the timestamp of the earliest timer, None if there is none."""
+        """Return the timestamp of the earliest timer, in milliseconds since 1970; None if there is no timer."""
         return self._of(clock).next_timestamp()
 
     @property
@@ -119,15 +128,16 @@ class TimerService:
     def advance_watermark(self, watermark: int, on_timer: Callable[[Timer], object]) -> int:
         """Set the watermark, then fire all event-time timers with a timestamp up to it, in the order of time.
 
-        The current key, and the current namespace of these timers, are those of the timer. What `on_timer` registers
-        at or below the watermark fires in the same call, what it deletes does not. Otherwise a timer registered at or
-        below the watermark waits for the next call. If `on_timer` raises, its timer and those after it stay registered
-        for the next call with this watermark or a higher one, and what it did for this timer is undone.
+        While `on_timer` runs, the current key and the current namespace are those of the timer. A timer that `on_timer`
+        registers at or below the watermark fires in the same call, and a timer that it deletes does not fire. Outside
+        of `on_timer`, a timer registered at or below the watermark waits for the next call. If `on_timer` raises, what
+        it did for its timer is undone. This timer and those after it stay registered, and fire at the next call with
+        this watermark or a higher one.
 
         Parameters
         ----------
         watermark
-            Milliseconds since 1970. One below the current watermark is passed over: nothing fires.
+            Milliseconds since 1970. If it is below the current watermark, nothing happens.
         on_timer
             Called with each `Timer`.
 
@@ -172,5 +182,5 @@ class TimerService:
 
     def _of(self, clock: str) -> TimerState:
         if clock not in self._states:
-            raise InvalidInputError(f"the clock of a timer is event_time or processing_time, got {clock!r}")
+            raise InvalidInputError(f"the clock of a timer must be event_time or processing_time, got {clock!r}")
         return self._states[clock]

@@ -40,7 +40,7 @@ _CHUNK_TIMERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A timer that fires.
+    """A timer that fires, as a callback gets it.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class Timer:
     key: Any
     "A plain value, or a tuple for several key columns."
     namespace: Any = None
-    "The same for the namespace columns; None where there are none."
+    "A plain value, or a tuple for several namespace columns; None if the timers have no namespaces."
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from arrowstate.state.transaction import atomic
 
 
 class ValueState(OneRowState[ValueStateDescriptor]):
-    """One value per key.
+    """Keeps one value per key, the last that was written.
 
     Examples
     --------
@@ -36,25 +36,27 @@ class ValueState(OneRowState[ValueStateDescriptor]):
 
     @atomic
     def update_batch(self, keys: Any, values: Any, *, namespace: Any = None, timestamps: Any = None) -> None:
-        """Set the value of each key; the last one wins where a key occurs more than once.
+        """Set the value of each key. If a key occurs more than once, its last value counts.
 
         Parameters
         ----------
         keys
-            An Array for one key column, else a RecordBatch or StructArray with the key schema.
+            One key per row, without nulls: an Array for one key column, else a RecordBatch or StructArray with the key
+            schema.
         values
-            As many values of the state's type; a null clears its key.
+            One value of the state's type per row. A null removes the value of its key.
         namespace
-            For a state with namespaces: one per row as columns, or one plain value for all rows.
+            Only for a state with namespaces: the namespace of each row as columns, or one plain value for all rows.
         timestamps
-            For a state that expires by event time: the time of each row, in milliseconds.
+            Only for a state that expires by event time: the time of each row, as Arrow timestamps or as integers in
+            milliseconds since 1970. By default it is the current timestamp of the backend, else the watermark.
 
         Raises
         ------
         KeyTypeError, NullKeyError, KeyOutOfRangeError, ValueTypeError
-            If a key or value does not fit; the state is unchanged then.
+            If a key or value does not fit. The state is unchanged then.
         StorageFullError
-            If the disk has no room for spilled runs; the state is unchanged then.
+            If the disk has no room for spilled runs. The state is unchanged then.
         """
         self._flush()
         batch = self._keys(keys, namespace)
@@ -73,7 +75,7 @@ class ValueState(OneRowState[ValueStateDescriptor]):
         return pa.concat_arrays([values, default]).take(pa.array(rows))
 
     def update(self, value: Any) -> None:
-        """Set the value of the current key; None clears it."""
+        """Set the value of the current key; None removes it."""
         self._write_current(None if value is None else self._scalar(value, self.descriptor.type))
 
     @atomic
