@@ -38,6 +38,11 @@ from arrowstate_formats.documents import LogEntryDocument, RunDocument
 UPDATED_COLUMN = "_updated_at"
 CHANGE_TYPE_COLUMN = "_change_type"
 CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
+
+ADDED = ("+I", "+U", "c", "r", "u", "insert", "update_postimage")
+"""Words of Flink, Debezium, Spark and Delta for a row that is there from now on."""
+REMOVED = ("-U", "-D", "d", "update_preimage", "delete")
+"""Those for a row that was there before, and is there no more; after a pre-image its successor follows."""
 """What happened to a row: it came; it is what it was before a change, or after it; it went."""
 
 ALL_HASHES = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import os
+import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,25 @@ class TestBulkParquetSinkInABucket(PreparingSinkConformance):
     @pytest.fixture
     def visible(self, bucket: dict[str, Any], tmp_path: Path) -> Callable[[], pa.Table]:
         return lambda: rows_in_bucket(bucket, f"bucket/{tmp_path.name}/out")
+
+
+class TestPostgresSinkWithAKey(SinkConformance):
+    @pytest.fixture
+    def sink(self, database: str, connection: Any) -> PostgresSink:
+        connection.execute('create table totals ("user" text primary key, total bigint)')
+        return PostgresSink(database, "totals", key=["user"])
+
+    @pytest.fixture
+    def rows(self) -> pa.Table:
+        return ROWS.set_column(0, "user", pa.array([f"{n} {user}" for n, user in enumerate(ROWS["user"].to_pylist())]))
+
+    @pytest.fixture
+    def visible(self, connection: Any) -> Callable[[], pa.Table]:
+        def visible() -> pa.Table:
+            found = connection.execute('select "user", total from totals').fetchall()
+            return pa.Table.from_pylist([dict(zip(ROWS.schema.names, row, strict=True)) for row in found], ROWS.schema)
+
+        return visible
 
 
 class TestPostgresSink(SinkConformance):
@@ -390,6 +410,150 @@ def test_of_many_who_commit_a_token_at_once_one_adds_the_rows(database: str, con
         sink.close()
 
     assert connection.execute("select count(*) from totals").fetchone() == (len(ROWS),)
+
+
+def upserting(database: str, **options: Any) -> PostgresSink:
+    sink = PostgresSink(database, "totals", **{"key": ["user"], **options})
+    sink.open("a-store", "a-sink")
+    return sink
+
+
+def test_the_last_row_of_a_key_takes_the_place_of_the_one_that_is_there(database: str, connection: Any) -> None:
+    connection.execute("create table totals (\"user\" text primary key, total bigint, note text default 'new')")
+    connection.execute("insert into totals values ('ann', 1, 'kept'), ('eve', 2, 'kept'), ('bob', 3, 'kept')")
+    sink = upserting(database, operation="what")
+    changes = [
+        ("ann", 5, "+I"),
+        ("ann", 6, "update_postimage"),
+        ("eve", 2, "-U"),
+        ("eve", 9, "+U"),
+        ("bob", None, "d"),
+        ("zoe", 1, "insert"),
+        ("zoe", 1, "delete"),
+        ("new", 7, "c"),
+    ]
+    rows = pa.Table.from_pylist([dict(zip(("user", "total", "what"), it, strict=True)) for it in changes])
+
+    for _ in range(2):
+        sink.commit(rows, token(1))
+
+    found = connection.execute('select * from totals order by "user"').fetchall()
+    assert found == [("ann", 6, "kept"), ("eve", 9, "kept"), ("new", 7, "new")]
+    sink.commit(rows.slice(4, 1), token(2))
+    sink.commit(rows.slice(7, 1).set_column(2, "what", pa.array(["-D"])), token(3))
+    assert [user for user, _, _ in connection.execute("select * from totals").fetchall()] == ["ann", "eve"]
+    sink.close()
+
+
+def test_a_model_of_upserts_and_deletes_has_the_rows_of_the_table(database: str, connection: Any) -> None:
+    connection.execute("create table totals (a int, b numeric(4, 1), v text, unique (b, a))")
+    sink = upserting(database, key=["a", "b"], operation="what")
+    chance = random.Random(7)
+    model: dict[tuple[int, int], int | None] = {}
+
+    for checkpoint in range(1, 30):
+        changes = []
+        for _ in range(chance.randrange(1, 40)):
+            key, value = (chance.randrange(5), chance.randrange(5)), chance.choice([None, chance.randrange(1000)])
+            is_removed = chance.random() < 0.3
+            changes.append({"v": value, "b": key[1], "what": "-D" if is_removed else "+U", "a": key[0]})
+            model.pop(key, None)
+            if not is_removed:
+                model[key] = value
+        schema = pa.schema({"v": pa.int64(), "b": pa.int64(), "what": pa.string(), "a": pa.int64()})
+        rows = pa.Table.from_pylist(changes, schema)
+        sink.commit(rows, token(checkpoint))
+        sink.commit(rows, token(checkpoint))
+
+        found = {(a, int(b)): v for a, b, v in connection.execute("select * from totals").fetchall()}
+        assert found == {key: None if value is None else str(value) for key, value in model.items()}
+    sink.close()
+
+
+def test_keys_that_the_database_takes_for_equal_are_one_row(database: str, connection: Any) -> None:
+    connection.execute("create collation folded (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    connection.execute('create table totals ("user" text collate folded primary key)')
+    sink = upserting(database)
+
+    sink.commit(pa.table({"user": ["Ann", "ANN", "bob"]}), token(1))
+    sink.commit(pa.table({"user": ["ann"]}), token(2))
+
+    assert connection.execute('select "user" from totals order by 1').fetchall() == [("ANN",), ("bob",)]
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        (pa.table({"user": ["ann", None], "total": [1, 2], "what": ["+I", "+I"]}), "'user' is, in row 1 of 2"),
+        (pa.table({"user": ["ann"], "total": [1], "what": ["upsert"]}), "an operation is one of .* row 0 has 'upsert'"),
+        (pa.table({"user": ["ann"], "total": [1], "what": pa.nulls(1, pa.string())}), "row 0 has None"),
+    ],
+)
+def test_an_upsert_that_is_none_leaves_neither_rows_nor_a_token(
+    database: str, connection: Any, rows: pa.Table, problem: str
+) -> None:
+    connection.execute('create table totals ("user" text primary key, total bigint)')
+    sink = upserting(database, operation="what")
+
+    with pytest.raises(InvalidInputError, match=problem):
+        sink.commit(rows, token(1))
+
+    assert connection.execute("select count(*) from totals").fetchone() == (0,)
+    assert connection.execute("select count(*) from arrowstate_commits").fetchone() == (0,)
+
+
+def test_an_upsert_that_breaks_another_constraint_leaves_all_as_it_was(database: str, connection: Any) -> None:
+    import psycopg
+
+    connection.execute('create table totals ("user" text primary key, total bigint unique)')
+    sink = upserting(database)
+    sink.commit(pa.table({"user": ["ann", "bob"], "total": [1, 2]}), token(1))
+
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        sink.commit(pa.table({"user": ["eve", "ann"], "total": [3, 2]}), token(2))
+
+    assert connection.execute('select * from totals order by "user"').fetchall() == [("ann", 1), ("bob", 2)]
+    sink.commit(pa.table({"user": ["eve"], "total": [3]}), token(2))
+    assert connection.execute("select count(*) from totals").fetchone() == (3,)
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        '"user" text, total bigint',
+        '"user" text, total bigint, primary key ("user", total)',
+        '"user" text, total bigint, unique ("user") deferrable',
+    ],
+)
+def test_a_key_that_is_not_unique_in_the_table_is_refused_when_the_job_starts(
+    database: str, connection: Any, columns: str
+) -> None:
+    connection.execute(f"create table totals ({columns})")
+
+    with pytest.raises(InvalidInputError, match="needs a primary key or a unique index of these columns"):
+        upserting(database)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"key": "user"}, "key must be a sequence of names"),
+        ({"key": []}, "key must be a sequence of names"),
+        ({"key": ["a", "a"]}, "each once"),
+        ({"operation": "what"}, "operation= needs key="),
+        ({"key": ["what"], "operation": "what"}, "is none of them"),
+    ],
+)
+def test_a_key_or_an_operation_that_cannot_be_is_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInputError, match=problem):
+        PostgresSink("", "totals", **options)
+
+
+def test_rows_without_the_key_are_refused_when_the_sink_is_declared() -> None:
+    with pytest.raises(InvalidInputError, match="sink 'out': key is 'id', and the rows have only user, total"):
+        PostgresSink("", "totals", key=["id"]).check_schema("out", ROWS.schema)
 
 
 def test_what_may_have_a_password_is_not_shown() -> None:

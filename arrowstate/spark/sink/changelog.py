@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.query.changes import ADDED, REMOVED
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
     MapStateDescriptor,
@@ -24,11 +25,6 @@ from arrowstate.schema.descriptors import (
 from arrowstate.state.folds.retraction import check_retractable
 
 __all__ = ["ADDED", "REMOVED", "WITHOUT_OLD_VALUE", "Changes", "check_follows_changes"]
-
-ADDED = ("+I", "+U", "c", "r", "u", "insert", "update_postimage")
-"""The row is there from now on."""
-REMOVED = ("-U", "-D", "d", "update_preimage", "delete")
-"""The row was there before, and is there no more; after a pre-image its successor follows."""
 
 _KNOWN = (*ADDED, *REMOVED)
 WITHOUT_OLD_VALUE = "u"
