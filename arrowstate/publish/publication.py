@@ -440,7 +440,7 @@ class _Holding:
         new_id: Callable[[], str],
     ) -> None:
         self._storage, self._clock_ms, self._new_id = storage, clock_ms, new_id
-        self._says = {PLACE_KEY: {"url": target.url, "version": version}}
+        self._says = {PLACE_KEY: {"url": place_of(target), "version": version}}
         self._start = f"{OWN_TAGS}{xxhash.xxh3_64_hexdigest(place_of(target).encode())[:8]}-"
         self.look_again()
 
