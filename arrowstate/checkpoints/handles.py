@@ -28,6 +28,7 @@ from arrowstate_formats.documents import (
     SubtaskStatisticsDocument,
 )
 from arrowstate_formats.integers import check_integer
+from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.names import check_operator_uid
 from arrowstate_formats.run_files import RunFormat
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
@@ -54,6 +55,29 @@ class SubtaskHandle:
     based_on: int
     """The number of the newest log entry before the first of them was written."""
     statistics: SubtaskStatisticsDocument
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """The key groups whose state it has."""
+        return KeyGroupRange(*self.document.key_groups)
+
+    def intersection(self, key_groups: KeyGroupRange) -> KeyGroupRange | None:
+        """Return which of some key groups it has, or None if it has none of them; no file is read.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> store = arrowstate.open_store("memory://handle-example", create=True)
+        >>> groups = arrowstate.key_group_range(128, parallelism=2, subtask=1)
+        >>> key = pa.schema([("user", pa.string())])
+        >>> backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=128, key_groups=groups)
+        >>> handle = store.subtask_writer("counter", 1).write(backend)
+        >>> handle.intersection(arrowstate.KeyGroupRange(100, 127))
+        KeyGroupRange(start=100, end=127)
+        >>> handle.intersection(arrowstate.KeyGroupRange(0, 63)) is None
+        True
+        """
+        return self.key_groups.intersection(key_groups)
 
     def __repr__(self) -> str:
         rows = sum(self.document.live_rows.values())

@@ -49,7 +49,8 @@ class OperatorContext(Shown):
         if self._operator_states is None:
             raise InvalidInputError(
                 f"there is no operator state here for {getattr(descriptor, 'name', descriptor)!r}: a job has it in "
-                "stateful(...) and in map_batches(..., uid=...), and a runner with operator_states="
+                "stateful(...) and in map_batches(..., uid=...), and a runner with operator_states=; on Spark "
+                "use keyed state whose key is the number of a bucket"
             )
         if descriptor.name in self._taken:
             taken = ", ".join(map(repr, sorted(self._taken)))

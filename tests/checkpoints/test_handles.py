@@ -43,6 +43,17 @@ def handles_of(store, parallelism, keys=range(40)):
     ]
 
 
+def test_handles_say_which_key_groups_they_have(store):
+    handles = handles_of(store, 3)
+    first, second, third = (handle.key_groups for handle in handles)
+
+    assert [*first, *second, *third] == list(range(128))
+    for wanted in (arrowstate.KeyGroupRange(0, 127), first, arrowstate.KeyGroupRange(first.end, second.start)):
+        found = [handle.intersection(wanted) for handle in handles]
+        assert [group for part in found for group in part or ()] == list(wanted)
+    assert handles[2].intersection(first) is None
+
+
 def test_one_process_and_then_three_share_a_state_without_rewriting_it(store):
     with store.writer() as writer:
         writer.commit(in_processes(store.url, 1, 0, 1_000))
