@@ -233,6 +233,11 @@ PARTS = (
         own_environment("{newest}", [*UV, "--upgrade", "--editable", f"{ROOT}[test]"]),
     ),
     Part(
+        "image-databricks-17.3",
+        "the short form with the oldest Python there is and the PyArrow, pandas and numpy of that image, no Spark",
+        own_environment("{oldest}", [*UV, *SPARK_VERSIONS["4.0.5"], "--editable", f"{ROOT}[test]"]),
+    ),
+    Part(
         "wheel",
         "tests of all kernels with an installed wheel, which brings them compiled",
         (
