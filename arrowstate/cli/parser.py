@@ -121,6 +121,7 @@ def _add_savepoints(commands: Commands) -> None:
         default="parquet",
         help="the format of the run files (default: %(default)s)",
     )
+    saved.add_argument("--delta", action="store_true", help="make each state a table of Delta Lake too")
 
     imported = _command(
         commands,

@@ -26,7 +26,7 @@ def write(options: argparse.Namespace) -> int:
             bar.update(completed=done, total=total)
 
         savepoint = store.savepoint(
-            options.place, checkpoint=options.checkpoint, format=options.format, progress=progress
+            options.place, checkpoint=options.checkpoint, format=options.format, delta=options.delta, progress=progress
         )
     files = _data_files(savepoint)
     size = sum(files.values())

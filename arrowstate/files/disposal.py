@@ -21,6 +21,8 @@ from arrowstate.log.pins import read_pins
 from arrowstate.storage.base import Storage, many_deletions
 from arrowstate.storage.registry import open_storage
 
+DELTA_LOG = "_delta_log/00000000000000000000.json"
+"""Beside the files of a state, where it was written as a Delta table too."""
 _SHOWN = 5
 
 
@@ -112,7 +114,10 @@ def files_to_dispose(storage: Storage, *, now_ms: int) -> tuple[str, ...]:
     # What is left of an interrupted disposal may have no manifests; then it has no data either.
     references = ReferenceReader(storage).files(entry.operators, unreadable=[])
     passing = [path for path in there if path.startswith(("leases/", "tags/")) or Boundary.of(path) is not None]
-    data = [path for path in there if path in references and path.startswith("data/")]
+    tables = {
+        f"data/{operator.uid}/{state.name}/{DELTA_LOG}" for operator in entry.operators for state in operator.states
+    }
+    data = [path for path in there if path in tables or (path in references and path.startswith("data/"))]
     manifests = [path for path in there if path in references and path.startswith("manifests/")]
     ends = [path for path in (HINT_PATH, path_of(entry.number)) if path in there]
     own = [*(path for path in there if path == STORE_PATH), *passing, *data, *manifests, *ends]

@@ -24,7 +24,7 @@ from arrowstate.checkpoints.rollback import roll_back
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id, now_ms
 from arrowstate.editing.edit import Edit
-from arrowstate.errors import CheckpointNotFoundError, CorruptDataError
+from arrowstate.errors import CheckpointNotFoundError, CorruptDataError, InvalidInputError
 from arrowstate.files.disposal import dispose_savepoint
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.savepoint import open_savepoint_place, recorded_savepoint, savepoint_place
@@ -37,6 +37,7 @@ from arrowstate.log.entries import CommittedEntry, create_store, open_store_docu
 from arrowstate.log.leases import DEFAULT_LEASE_MS, CheckpointLease, held_while_read
 from arrowstate.log.pins import delete_tag, put_tag
 from arrowstate.publish.beside import publisher_of_writer
+from arrowstate.publish.delta import check_delta, write_delta_logs
 from arrowstate.publish.publication import (
     DEFAULT_HISTORY,
     Publication,
@@ -1111,6 +1112,7 @@ class StateStore:
         *,
         checkpoint: CheckpointReference | None = None,
         format: RunFormat = "parquet",
+        delta: bool = False,
         progress: Callable[[int, int], None] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Snapshot:
@@ -1126,6 +1128,10 @@ class StateStore:
             The checkpoint to write, the newest by default.
         format
             The format of the run files.
+        delta
+            Whether the folder of each state, `data/<operator>/<state>`, is a table of Delta Lake too; the format must
+            be Parquet. The tables move with the savepoint. Delete them when you open the savepoint for writing: they
+            stay as they are.
         progress
             Called with (states of subtasks written, states of subtasks to write) after each of them.
         storage_options
@@ -1141,7 +1147,8 @@ class StateStore:
         CheckpointNotFoundError
             If there is no such checkpoint.
         InvalidInputError
-            If the place holds files already, or there is no such format.
+            If the place holds files already, or there is no such format; with `delta` if a column has a type or a name
+            that Delta lacks, or the format is not Parquet.
         CorruptDataError
             If the checkpoint cannot be read; nothing is left at the place.
         StorageFullError, StorageError
@@ -1159,6 +1166,10 @@ class StateStore:
         [{'user': 'ann', 'city': 'Rome'}]
         """
         snapshot = self._chosen(checkpoint)
+        if delta:
+            if format != "parquet":
+                raise InvalidInputError(f"a Delta table has files of Parquet, asked for was the format {format!r}")
+            check_delta(snapshot.entry)
         target = open_savepoint_place(self.storage, name_or_path, storage_options, create=True)
         with (
             held_while_read(
@@ -1176,6 +1187,8 @@ class StateStore:
                 clock_ms=self.clock_ms,
                 progress=progress,
             )
+        if delta:
+            write_delta_logs(target, written)
         return self._snapshot_in(target, store_id, written)
 
     def publish(
