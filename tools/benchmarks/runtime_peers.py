@@ -9,10 +9,13 @@ import tempfile
 import venv
 from pathlib import Path
 
-__all__ = ["PEERS", "Peer", "python_with"]
+__all__ = ["KAFKA_PEERS", "PEERS", "Peer", "python_with"]
 
 PEERS = {"bytewax": "bytewax==0.21.1", "pathway": "pathway==0.33.0", "pyflink": "apache-flink==2.3.0"}
 """What is installed where no Python that has it is given."""
+
+KAFKA_PEERS = {"bytewax-kafka": "bytewax[kafka]==0.21.1", "quix": "quixstreams[avro]==3.28.1"}
+"""The same, of those who read topics of Kafka."""
 
 
 class Peer:
@@ -77,7 +80,10 @@ def python_with(peer: str, given: Path | None, folder: Path) -> Path | None:
     venv.create(folder / peer, with_pip=True)
     python = folder / peer / "bin" / "python"
     done = subprocess.run(
-        [str(python), "-m", "pip", "install", "--quiet", PEERS[peer]], capture_output=True, text=True, check=False
+        [str(python), "-m", "pip", "install", "--quiet", (PEERS | KAFKA_PEERS)[peer]],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         print(f"without {peer}, which cannot be installed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
