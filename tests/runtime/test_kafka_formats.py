@@ -13,10 +13,12 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given as cases
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from arrowstate.errors import InvalidInputError, UnavailableError
 from arrowstate.runtime import AvroFormat, JsonFormat, ProtobufFormat, RawFormat, SchemaRegistry
+from long_form import short_or_long
 from schema_registry import schema_registry
 
 
@@ -495,3 +497,102 @@ class TestRegistry:
             SchemaRegistry(url)
 
         assert "pa55" not in str(caught.value)
+
+
+FLAT = {
+    "type": "record",
+    "name": "Flat",
+    "fields": [
+        {"name": "b", "type": "boolean"},
+        {"name": "i", "type": ["int", "null"]},
+        {"name": "l", "type": ["null", "long"]},
+        {"name": "f", "type": "float"},
+        {"name": "d", "type": ["null", "double"]},
+        {"name": "s", "type": ["null", "string"]},
+        {"name": "y", "type": "bytes"},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}]},
+    ],
+}
+FLAT_ROW = st.fixed_dictionaries(
+    {
+        "b": st.booleans(),
+        "i": st.none() | st.integers(-(2**31), 2**31 - 1),
+        "l": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "f": st.floats(width=32, allow_nan=False),
+        "d": st.none() | st.floats(allow_nan=False),
+        "s": st.none() | st.text(),
+        "y": st.binary(),
+        "day": st.dates(),
+        "at": st.none() | st.datetimes(timezones=st.just(dt.UTC)),
+    }
+)
+
+
+class TestFlatRecords:
+    """Records of plain fields are decoded at once, as the decoder of single records does."""
+
+    @staticmethod
+    def by_record(messages):
+        decoder = AvroFormat(FLAT).decoder()
+        decoder._plan = None
+        return decoder(messages)
+
+    @settings(max_examples=short_or_long(20, 1000))
+    @cases(st.lists(st.none() | FLAT_ROW, min_size=1, max_size=8))
+    def test_values_are_those_that_were_written(self, rows):
+        messages = [None if row is None else record(FLAT, row) for row in rows]
+        decoder = AvroFormat(FLAT).decoder()
+
+        found = decoder._flat(messages)
+
+        assert (found is None) == (rows == [None] * len(rows))
+        if found is not None:
+            assert found.to_pylist() == [row or dict.fromkeys(found.schema.names) for row in rows]
+            assert found.equals(self.by_record(messages)[0])
+
+    @settings(max_examples=short_or_long(30, 2000))
+    @cases(
+        st.lists(st.tuples(FLAT_ROW, st.integers(0, 60), st.integers(0, 255), st.booleans()), min_size=1, max_size=4)
+    )
+    def test_damaged_messages_give_what_single_records_give(self, damaged):
+        messages = []
+        for row, place, byte, cut in damaged:
+            message = bytearray(record(FLAT, row))
+            place %= len(message)
+            messages.append(bytes(message[:place]) if cut else bytes([*message[:place], byte, *message[place + 1 :]]))
+        decoder = AvroFormat(FLAT).decoder()
+
+        rows, wrong = decoder(messages)
+
+        expected, expected_wrong = self.by_record(messages)
+        if decoder._flat(messages) is not None:
+            # What the kernel takes is whole.
+            assert wrong == {}
+        assert wrong.keys() == expected_wrong.keys()
+        assert rows.equals(expected)
+
+    def test_a_registry_with_one_schema_for_all_is_read_at_once(self, registry):
+        id = registry.add("t-value", json.dumps(two_fields([{"name": "more", "type": "double"}])))
+        written = two_fields([{"name": "more", "type": "double"}])
+        messages = [record(written, {"user": f"u{n}", "amount": n, "more": 0.5}, id) for n in range(5)]
+        decoder = AvroFormat(two_fields(), registry=SchemaRegistry(registry.url)).decoder()
+
+        assert decoder._flat(messages).to_pylist() == [{"user": f"u{n}", "amount": n} for n in range(5)]
+
+    @pytest.mark.parametrize(
+        "field",
+        [
+            {"name": "amount", "type": "int"},
+            {"name": "amount", "type": ["null", "long"]},
+            {"name": "other", "type": "long"},
+            {"name": "amount", "type": {"type": "array", "items": "long"}},
+        ],
+    )
+    def test_records_of_a_schema_that_must_be_resolved_are_read_one_by_one(self, registry, field):
+        written = {"type": "record", "name": "P", "fields": [{"name": "user", "type": "string"}, field]}
+        id = registry.add("t-value", json.dumps(written))
+        value = [1] if "array" in str(field["type"]) else 1
+        decoder = AvroFormat(two_fields(), registry=SchemaRegistry(registry.url)).decoder()
+
+        assert decoder._flat([record(written, {"user": "a", field["name"]: value}, id)]) is None

@@ -84,7 +84,7 @@ def _broker(servers: str | None) -> Iterator[str]:
         yield servers
         return
     sys.path.append(str(ROOT / "tests/support"))
-    from kafka_brokers import tansu_broker
+    from kafka_brokers import tansu_broker  # type: ignore[import-not-found]
 
     with tansu_broker() as own:
         yield own

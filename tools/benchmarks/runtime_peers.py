@@ -29,7 +29,7 @@ class Peer:
         work: str,
         keys: int,
         rows: int,
-        *more: int,
+        *more: int | str,
         checkpoints: bool = False,
     ) -> None:
         # A quarter of it is a number of whole batches.

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
+from arrowstate.runtime.kafka.flat_records import Plan, decode_flat, plan_of
 from arrowstate.runtime.kafka.formats import (
     OF_MESSAGES,
     Bytes,
@@ -154,11 +155,36 @@ class AvroDecoder:
         self._own = _without_logical(format.avro)
         self._written: dict[int, Any] = {}
         "By id the schema that messages were written with, or what is wrong with it."
+        self._plan = plan_of(self._own, self._own, format.schema)
+        self._plans: dict[int, Plan | None] = {}
 
     def __call__(self, messages: Bytes) -> tuple[pa.RecordBatch, dict[int, Exception]]:
         """Return a row for each message, and the errors of those that do not fit."""
-        rows, wrong = in_parts(messages, self._decoded, self._schema)
-        return rows, wrong
+        rows = self._flat(messages)
+        if rows is not None:
+            return rows, {}
+        return in_parts(messages, self._decoded, self._schema)
+
+    def _flat(self, messages: Bytes) -> pa.RecordBatch | None:
+        """Return the rows of messages of one schema whose fields are plain; None if they are not that."""
+        first = next((message for message in messages if message is not None), None)
+        if first is None:
+            return None
+        if self._registry is None:
+            return None if self._plan is None else decode_flat(messages, 0, self._plan)
+        header = first[: _HEADER.size]
+        if len(header) < _HEADER.size or header[0]:
+            return None
+        if any(message is not None and not message.startswith(header) for message in messages):
+            return None
+        id = _HEADER.unpack(header)[1]
+        if id not in self._plans:
+            try:
+                self._plans[id] = plan_of(self._writer(id), self._own, self._schema)
+            except ValueError:
+                return None
+        plan = self._plans[id]
+        return None if plan is None else decode_flat(messages, _HEADER.size, plan)
 
     def _decoded(self, messages: Sequence[bytes | None]) -> pa.RecordBatch:
         found: list[Mapping[str, Any]] = [{}] * len(messages)
