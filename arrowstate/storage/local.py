@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from arrowstate.errors import (
+    ArrowStateError,
     CommitUnknownError,
     CorruptDataError,
     MissingFileError,
@@ -88,18 +89,26 @@ class LocalStorage:
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         """See `Storage.read`."""
         check_range(start, length)
-        with self._reading(path) as location, location.open("rb") as file:
-            file.seek(start)
-            return file.read(-1 if length is None else length)
+        location = self._existing(path)
+        try:
+            with open(location, "rb") as file:  # noqa: PTH123
+                file.seek(start)
+                return file.read(-1 if length is None else length)
+        except OSError as error:
+            raise self._unreadable(path, location, error) from error
 
     def open_buffer(self, path: str) -> pa.Buffer:
         """See `Storage.open_buffer`."""
-        with self._reading(path) as location, pa.memory_map(str(location)) as mapped:
-            return mapped.read_buffer()
+        location = self._existing(path)
+        try:
+            with pa.memory_map(location) as mapped:
+                return mapped.read_buffer()
+        except OSError as error:
+            raise self._unreadable(path, location, error) from error
 
     def local_path(self, path: str) -> Path:
         """Return where a file lies, or would lie, for a library that takes paths only."""
-        return self._existing(path)
+        return Path(self._existing(path))
 
     def identity(self, path: str) -> tuple[int, int, int, int] | None:
         """Return what changes where a file is altered or replaced; None if there is no such file.
@@ -149,10 +158,13 @@ class LocalStorage:
 
     def put_hint(self, path: str, data: bytes) -> None:
         """See `Storage.put_hint`."""
-        with self._new_file(path) as new, storage_errors(path, self.url):
+        with self._new_file(path) as new:
             new.sink.write(data)
             new.sink.flush()
-            new.temporary.replace(new.location)
+            try:
+                new.temporary.replace(new.location)
+            except OSError as error:
+                raise translate(path, error, self.url) from error
 
     def list_unfinished(self) -> list[str]:
         """See `Storage.list_unfinished`. Names are paths whose last component begins with a dot."""
@@ -164,18 +176,20 @@ class LocalStorage:
         if _UNFINISHED.fullmatch(last) is None:
             raise CorruptDataError(name, "it is not the name of an unfinished file")
         with storage_errors(name, self.url), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            (self._inside(self._root / folder, name) / last).unlink()
+            Path(self._inside(str(self._root / folder), name), last).unlink()
 
     def _walk(self, folder: str, wanted: Callable[[str], bool]) -> list[str]:
         """The paths of all files in a folder and below whose names are wanted; hidden folders are left out."""
-        top = self._inside(self._root / folder, folder)
+        top = self._inside(str(self._root / folder), folder)
         found = []
-        with storage_errors(folder, self.url):
+        try:
             for parent, folders, files in os.walk(top, onerror=_raise_unless_gone):
                 folders[:] = [name for name in folders if not name.startswith(".")]
                 below = os.path.relpath(parent, top)
                 start = "/".join(part for part in (folder, below if below != "." else "") if part)
                 found += [f"{start}/{name}" if start else name for name in files if wanted(name)]
+        except OSError as error:
+            raise translate(folder, error, self.url) from error
         return found
 
     def remove_empty_folders(self) -> None:
@@ -195,7 +209,7 @@ class LocalStorage:
         while left:
             parent = left.pop()
             try:
-                entries = os.scandir(self._inside(self._root / parent, parent))
+                entries = os.scandir(self._inside(str(self._root / parent), parent))
             except OSError as error:
                 if isinstance(error, FileNotFoundError | NotADirectoryError):
                     continue
@@ -217,7 +231,7 @@ class LocalStorage:
     def list_level(self, folder: str) -> tuple[list[str], list[str]]:  # type: ignore[valid-type]
         """See `arrowstate.storage.base.listed_level`; links to folders are not followed."""
         is_folder: dict[str, bool] = {}
-        top = self._inside(self._root / check_prefix(folder), folder)
+        top = self._inside(str(self._root / check_prefix(folder)), folder)
         gone = suppress(FileNotFoundError, NotADirectoryError)
         with storage_errors(folder, self.url), gone, os.scandir(top) as entries:
             for entry in entries:
@@ -227,8 +241,10 @@ class LocalStorage:
 
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""
-        with storage_errors(path, self.url):
-            return self._existing(path).is_file()
+        try:
+            return Path(self._existing(path)).is_file()
+        except OSError as error:
+            raise translate(path, error, self.url) from error
 
     def delete(self, path: str) -> None:
         """See `Storage.delete`."""
@@ -267,44 +283,52 @@ class LocalStorage:
         if failed is not None:
             raise failed
 
-    @contextmanager
-    def _reading(self, path: str) -> Iterator[Path]:
-        """Where a file is, while errors of the file system become those of this project."""
-        location = self._existing(path)
-        try:
-            yield location
-        except OSError as error:
-            if isinstance(error, FileNotFoundError | NotADirectoryError) or os.path.isdir(location):  # noqa: PTH112
-                raise MissingFileError(self.url, path) from error
-            raise translate(path, error, self.url) from error
+    def _unreadable(self, path: str, location: str, error: OSError) -> ArrowStateError:
+        """Return the error of this project for one of the file system, at a file that was to be read."""
+        if isinstance(error, FileNotFoundError | NotADirectoryError) or os.path.isdir(location):  # noqa: PTH112
+            return MissingFileError(self.url, path)
+        return translate(path, error, self.url)
 
-    def _existing(self, path: str) -> Path:
+    def _existing(self, path: str) -> str:
         """Where a file is that is there: every link on the way, the last too, must stay inside."""
-        return self._inside(Path(self._inside_text + check_path(path)), path)
+        return self._inside(self._inside_text + check_path(path), path)
 
     def _new(self, path: str) -> Path:
         """Where a name is: links on the way are followed, a link under the name itself is what the name is."""
-        location = self._root / check_path(path)
-        return self._inside(location.parent, path) / location.name
+        folder, name = os.path.split(self._inside_text + check_path(path))
+        return Path(self._inside(folder, path), name)
 
-    def _inside(self, location: Path, path: str) -> Path:
-        # Called for every file of a restore: texts are compared several times as fast as paths, and links are rare.
-        text = str(location)
-        if not _has_link(text):
+    def _inside(self, location: str, path: str) -> str:
+        """Return where a path leads; its links must stay inside.
+
+        It is called for every file of a restore. Texts are compared several times as fast as paths, and links are rare.
+        """
+        end = 0
+        try:
+            while end >= 0:
+                end = location.find(os.sep, end + 1)
+                if stat.S_ISLNK(os.lstat(location if end < 0 else location[:end]).st_mode):
+                    break
+            else:
+                return location
+        except OSError:
+            # There is nothing from here on, or nobody may look; who opens it is told.
             return location
-        real = os.path.realpath(text)
+        real = os.path.realpath(location)
         if real != self._root_text and not real.startswith(self._inside_text):
             raise CorruptDataError(path, "a symbolic link leads outside the store")
-        return Path(real)
+        return real
 
     @contextmanager
     def _new_file(self, path: str) -> Iterator[_NewFile]:
         """A file under a temporary name beside its place, whose folder is made; the temporary name goes in the end."""
         location = self._new(path)
-        with storage_errors(path, self.url):
+        try:
             _make_folders(location.parent, self._root)
             temporary = location.parent / f".{uuid.uuid4().hex}.tmp"
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | system.OPEN, 0o666)
+        except OSError as error:
+            raise translate(path, error, self.url) from error
         sink = io.BufferedWriter(CheckedFile(descriptor, path, self.url), WRITE_BUFFER_BYTES)
         try:
             yield _NewFile(path, self.url, location, temporary, descriptor, sink)
@@ -355,28 +379,17 @@ class _NewFile:
     sink: io.BufferedWriter[Any]
 
     def make_durable(self) -> None:
-        with storage_errors(self.path, self.url):
-            if not self.sink.closed:
-                self.sink.flush()
+        if not self.sink.closed:
+            # What it writes raises the errors of this project.
+            self.sink.flush()
+        try:
             os.fsync(self.descriptor)
+        except OSError as error:
+            raise translate(self.path, error, self.url) from error
 
 
 _DURABLE: set[Path] = set()
 """Folders whose names this process has made durable."""
-
-
-def _has_link(location: str) -> bool:
-    """Whether a part of an absolute path, or all of it, is a symbolic link."""
-    end = 0
-    while end >= 0:
-        end = location.find(os.sep, end + 1)
-        try:
-            if stat.S_ISLNK(os.lstat(location if end < 0 else location[:end]).st_mode):
-                return True
-        except OSError:
-            # There is nothing from here on, or nobody may look; who opens it is told.
-            return False
-    return False
 
 
 def _make_folders(folder: Path, root: Path) -> None:

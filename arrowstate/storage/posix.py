@@ -30,8 +30,10 @@ class CheckedFile(io.FileIO):
 
     def write(self, data: Any, /) -> int:
         """Write, or raise StorageFullError or StorageError."""
-        with storage_errors(self._path, self._url):
+        try:
             return super().write(data)
+        except OSError as error:
+            raise translate(self._path, error, self._url) from error
 
 
 @contextmanager
