@@ -207,14 +207,15 @@ PARTS = (
     ),
     Part(
         "runtime-kills",
-        "300 rounds of SIGKILL of slots and of whole jobs of the runtime, 50 of them with PostgreSQL as the sink, 50 "
-        "from and to Kafka",
+        "350 rounds of SIGKILL of slots and of whole jobs of the runtime, 50 of them with PostgreSQL as the sink, 50 "
+        "from and to PostgreSQL, 50 from and to Kafka",
         (
             script("tests/runtime/kill_rounds.py", "--folder", "{folder}/kills", "--rounds", "200"),
             script(
                 "tests/runtime/kill_rounds.py", "--folder", "{folder}/postgres", "--rounds", "50", "--sink", "postgres"
             ),
             script("tests/runtime/kill_rounds.py", "--folder", "{folder}/kafka", "--rounds", "50", "--sink", "kafka"),
+            script("tests/runtime/postgres_kill_rounds.py", "--rounds", "50"),
         ),
     ),
     Part(
