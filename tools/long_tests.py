@@ -53,7 +53,7 @@ BESIDE_SPARK = (
 )
 # Readers of open tables; those of DuckDB and Daft ask for versions of their own.
 READERS = (
-    *("pyiceberg[pyarrow]", "polars", "chdb", "daft", "duckdb==1.5.5"),
+    *("pyiceberg[pyarrow]", "polars", "chdb", "daft", "deltalake", "duckdb==1.5.5"),
     *(f"duckdb-extension-{name}==1.5.5" for name in ("avro", "iceberg")),
 )
 OWN = "{folder}/venv/bin/python"
