@@ -572,6 +572,25 @@ class TestFlatRecords:
         assert wrong.keys() == expected_wrong.keys()
         assert rows.equals(expected)
 
+    def test_one_that_is_too_short_or_too_long_is_left_to_the_other_decoder(self):
+        row = {
+            "b": True,
+            "i": 1,
+            "l": 2,
+            "f": 0.5,
+            "d": 1.5,
+            "s": "ab",
+            "y": b"c",
+            "day": dt.date(2024, 1, 2),
+            "at": None,
+        }
+        message = record(FLAT, row)
+        decoder = AvroFormat(FLAT).decoder()
+
+        assert decoder._flat([message]) is not None
+        for damaged in (message + b"\x00", *(message[:size] for size in range(len(message)))):
+            assert decoder._flat([message, damaged, message]) is None
+
     def test_a_registry_with_one_schema_for_all_is_read_at_once(self, registry):
         id = registry.add("t-value", json.dumps(two_fields([{"name": "more", "type": "double"}])))
         written = two_fields([{"name": "more", "type": "double"}])
