@@ -18,6 +18,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -200,6 +201,13 @@ def _tell_of_compiling() -> None:
 def library_is_there() -> bool:
     """Whether the package came with its kernels compiled."""
     return _library is not None
+
+
+def load_compiler() -> None:
+    """Load numba now, if a kernel needs it at its first call and it is installed."""
+    if not all(kernel.is_in_library for kernel in KERNELS):
+        with suppress(ImportError):
+            import numba  # noqa: F401
 
 
 def kernel(signature: str) -> Callable[[Callable[..., Any]], Kernel]:

@@ -17,7 +17,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from operator import methodcaller
 from typing import Any, NoReturn
@@ -33,7 +32,7 @@ from arrowstate.runtime.drivers.mailbox import Mailbox
 from arrowstate.runtime.drivers.notes import BEAT, BEAT_MS, BUSY_SINCE, Page, monotonic_ms
 from arrowstate.runtime.graph import StatefulNode
 from arrowstate.storage.registry import open_storage
-from arrowstate_formats.compiled import KERNELS
+from arrowstate_formats.compiled import KERNELS, load_compiler
 
 _PR_SET_PDEATHSIG = 1
 
@@ -85,9 +84,7 @@ class Worker:
         graph = pickle.loads(plan["graph"])  # noqa: S301
         if any(isinstance(node, StatefulNode) for node in graph.tasks):
             # The first kernel would load numba, and the first step would seem to hang where little time is given.
-            if not all(kernel.is_in_library for kernel in KERNELS):
-                with suppress(ImportError):
-                    import numba  # noqa: F401
+            load_compiler()
             if plan.get("is_spare"):
                 load_kernels()
         storage = open_storage(plan["store"], storage_options=plan["storage_options"])
