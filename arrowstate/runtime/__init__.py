@@ -28,6 +28,7 @@ from arrowstate.runtime.kafka.sink import KafkaSink
 from arrowstate.runtime.kafka.source import KafkaSource
 from arrowstate.runtime.restart import Restart
 from arrowstate.runtime.running import RunningJob
+from arrowstate.runtime.sinks.delta import DeltaSink
 from arrowstate.runtime.sinks.functions import FunctionSink, PrintSink
 from arrowstate.runtime.sinks.parquet import BulkParquetSink, ParquetSink
 from arrowstate.runtime.sinks.postgres import PostgresSink
@@ -48,6 +49,7 @@ __all__ = [
     "ChannelStatus",
     "CoBatchFunction",
     "ConnectedStreams",
+    "DeltaSink",
     "DirectSink",
     "EndOfSplit",
     "FileSource",
