@@ -70,8 +70,8 @@ def _run(given: Sequence[str], as_json: bool) -> int:
         *others, last = parser.commands
         parser.error(f"a command is missing: {', '.join(others)} or {last}")
     module, function = options.run.split(".")
-    # A command is loaded when it is called.
-    code: int = getattr(importlib.import_module(f"arrowstate.cli.{module}"), function)(options)
+    loaded = importlib.import_module(f"arrowstate.cli.{module}")  # A command is loaded when it is called.
+    code: int = getattr(loaded, function)(options)
     return code
 
 

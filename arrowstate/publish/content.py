@@ -82,7 +82,7 @@ class TableFile:
 
     def described(self, version: int) -> dict[str, Any]:
         """Return what a manifest says of the file, which is written first where it is a twin."""
-        raise NotImplementedError
+        raise NotImplementedError  # Abstract: a run file is described as it is, a twin is written first.
 
 
 @dataclass(frozen=True)

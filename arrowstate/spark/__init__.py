@@ -67,7 +67,6 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with needs_pyspark("arrowstate.spark"):
-        # PySpark is loaded when a name is used.
-        module = import_module(f"arrowstate.spark.{_MODULES[name]}")
+        module = import_module(f"arrowstate.spark.{_MODULES[name]}")  # PySpark is loaded when a name is used.
     value = globals()[name] = getattr(module, name)
     return value

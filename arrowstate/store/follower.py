@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from arrowstate.errors import (
     CheckpointNotFoundError,
+    CheckpointsCollectedError,
     CollectedError,
     CommitUnknownError,
     InvalidInputError,
@@ -209,8 +210,7 @@ class Follower:
             current = self._current
             if committed is None:
                 return False
-            has_ended = self._lease is not None and self._lease.lost is not None
-            if has_ended or current is None or current.entry.commit_id != committed.document.commit_id:
+            if self._has_lost_its_lease() or current is None or current.entry.commit_id != committed.document.commit_id:
                 return self._take(committed)
             self._let_older_go()
             return False
@@ -241,7 +241,7 @@ class Follower:
 
     def _take(self, committed: CommittedEntry) -> bool:
         """Go over to a checkpoint; what those before it hold stays until nobody has them."""
-        if self._lease is None or self._lease.lost is not None:
+        if self._lease is None or self._has_lost_its_lease():
             ended, self._lease, self._held = self._lease, self._new_lease(committed), []
             if ended is not None:
                 ended.leave()
@@ -257,6 +257,11 @@ class Follower:
             self._swapped.notify_all()
         self._let_older_go()
         return is_new
+
+    def _has_lost_its_lease(self) -> bool:
+        """Say whether what the lease held may be gone; a renewal that failed for another reason is tried again."""
+        lost = None if self._lease is None else self._lease.lost
+        return isinstance(lost, (CheckpointNotFoundError, CheckpointsCollectedError))
 
     def _new_lease(self, committed: CommittedEntry) -> CheckpointLease | None:
         """Return a lease on a checkpoint and all after it; None for a savepoint, which nothing collects."""

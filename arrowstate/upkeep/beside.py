@@ -102,7 +102,7 @@ class Beside:
 
     def _do(self) -> bool:
         """Do it and return whether it was done; what goes wrong is logged, not raised."""
-        raise NotImplementedError
+        raise NotImplementedError  # Abstract: collections and publications are done in their own ways.
 
     def wake(self) -> None:
         """Let it be done after what is being done; returns at once where it is done beside."""

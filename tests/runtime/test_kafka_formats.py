@@ -9,6 +9,7 @@ import struct
 import cloudpickle
 import fastavro
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -529,6 +530,19 @@ FLAT_ROW = st.fixed_dictionaries(
 )
 
 
+def comparable(rows):
+    """Rows whose floats are their bits: NaN, which damage may make, is not equal to itself."""
+    bits = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}
+
+    def plain(column):
+        if column.type not in bits:
+            return column
+        nan = pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
+        return nan.view(bits[column.type])
+
+    return pa.RecordBatch.from_arrays([plain(column) for column in rows.columns], names=rows.schema.names)
+
+
 class TestFlatRecords:
     """Records of plain fields are decoded at once, as the decoder of single records does."""
 
@@ -570,7 +584,7 @@ class TestFlatRecords:
             # What the kernel takes is whole.
             assert wrong == {}
         assert wrong.keys() == expected_wrong.keys()
-        assert rows.equals(expected)
+        assert comparable(rows).equals(comparable(expected))
 
     def test_one_that_is_too_short_or_too_long_is_left_to_the_other_decoder(self):
         row = {

@@ -189,6 +189,19 @@ def test_who_was_suspended_for_longer_than_its_lease_goes_over_to_the_newest(wri
         assert (answer.checkpoint_id, answer.value["clicks"].to_pylist()) == (2, [2])
 
 
+def test_a_renewal_that_failed_lets_go_of_nothing(written, monkeypatch):
+    store, write = written
+    write()
+    with store.follow(poll_ms=100_000) as follower:
+        held = follower.snapshot
+        monkeypatch.setattr(follower._lease, "_lost", StorageError("leases/x", "the network is down"))
+        write()
+        follower.refresh()
+
+        assert collect(store) == [1, 2]
+        assert held.lookup("counter.clicks", ["user-1"])["clicks"].to_pylist() == [1]
+
+
 FOLLOW = """
 import sys
 import arrowstate

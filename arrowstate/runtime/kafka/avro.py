@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 import json
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,9 +22,8 @@ from arrowstate.runtime.kafka.formats import (
     checked_columns,
     in_parts,
 )
-from arrowstate.runtime.kafka.registry import SchemaRegistry
+from arrowstate.runtime.kafka.registry import HEADER, SchemaRegistry
 
-_HEADER = struct.Struct(">bI")
 _PRIMITIVES = {
     "null": pa.null(),
     "boolean": pa.bool_(),
@@ -123,7 +121,7 @@ class AvroFormat(Format):
         def header() -> bytes:
             if self.registry is None:
                 return b""
-            return _HEADER.pack(0, self.registry.id_of(subject, json.dumps(self.avro), "AVRO", register=self.register))
+            return HEADER.pack(0, self.registry.id_of(subject, json.dumps(self.avro), "AVRO", register=self.register))
 
         def encode(rows: pa.RecordBatch) -> Bytes:
             made = []
@@ -172,19 +170,19 @@ class AvroDecoder:
             return None
         if self._registry is None:
             return None if self._plan is None else decode_flat(messages, 0, self._plan)
-        header = first[: _HEADER.size]
-        if len(header) < _HEADER.size or header[0]:
+        header = first[: HEADER.size]
+        if len(header) < HEADER.size or header[0]:
             return None
         if any(message is not None and not message.startswith(header) for message in messages):
             return None
-        id = _HEADER.unpack(header)[1]
+        id = HEADER.unpack(header)[1]
         if id not in self._plans:
             try:
                 self._plans[id] = plan_of(self._writer(id), self._own, self._schema)
             except ValueError:
                 return None
         plan = self._plans[id]
-        return None if plan is None else decode_flat(messages, _HEADER.size, plan)
+        return None if plan is None else decode_flat(messages, HEADER.size, plan)
 
     def _decoded(self, messages: Sequence[bytes | None]) -> pa.RecordBatch:
         found: list[Mapping[str, Any]] = [{}] * len(messages)
@@ -196,9 +194,9 @@ class AvroDecoder:
     def _record(self, message: bytes) -> Mapping[str, Any]:
         writer, start = self._own, 0
         if self._registry is not None:
-            if len(message) < _HEADER.size or message[0]:
+            if len(message) < HEADER.size or message[0]:
                 raise ValueError("it has no id of a schema: the first byte is not zero")
-            writer, start = self._writer(_HEADER.unpack_from(message)[1]), _HEADER.size
+            writer, start = self._writer(HEADER.unpack_from(message)[1]), HEADER.size
         text = io.BytesIO(message)
         text.seek(start)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,9 +19,8 @@ from arrowstate.runtime.kafka.formats import (
     checked_columns,
     in_parts,
 )
-from arrowstate.runtime.kafka.registry import SchemaRegistry
+from arrowstate.runtime.kafka.registry import HEADER, SchemaRegistry
 
-_HEADER = struct.Struct(">bI")
 _TYPES = {
     1: pa.float64(),
     2: pa.float32(),
@@ -139,7 +137,7 @@ class ProtobufFormat(Format):
         def header() -> bytes:
             if self.registry is None:
                 return b""
-            return _HEADER.pack(0, self.registry.latest(subject).id) + _indexes(kind.DESCRIPTOR)
+            return HEADER.pack(0, self.registry.latest(subject).id) + _indexes(kind.DESCRIPTOR)
 
         from google.protobuf.json_format import ParseDict, ParseError
 
@@ -274,9 +272,9 @@ def _varint(number: int) -> bytes:
 
 def _start(message: bytes) -> int:
     """Return where a message begins, after the id of its schema and which message of it this is."""
-    if len(message) <= _HEADER.size or message[0]:
+    if len(message) <= HEADER.size or message[0]:
         raise ValueError("it has no id of a schema: the first byte is not zero")
-    count, place = _number(message, _HEADER.size)
+    count, place = _number(message, HEADER.size)
     for _ in range(count):
         _, place = _number(message, place)
     return place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import ssl
+import struct
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from urllib.parse import quote, urlsplit
 from arrowstate.errors import InvalidInputError, UnavailableError
 from arrowstate.runtime.secrets import hidden
 
+HEADER = struct.Struct(">bI")
+"""What stands before a message in Confluent's wire format: a zero byte, and the id of its schema."""
 _TRIES = 3
 """How often a registry is asked that does not answer."""
 
