@@ -192,11 +192,16 @@ def test_who_was_suspended_for_longer_than_its_lease_goes_over_to_the_newest(wri
 def test_a_renewal_that_failed_lets_go_of_nothing(written, monkeypatch):
     store, write = written
     write()
-    with store.follow(poll_ms=100_000) as follower:
+    now = [store.clock_ms()]
+    store.clock_ms = lambda: now[0]
+    with store.follow(poll_ms=100_000, ttl_ms=1_000_000) as follower:
         held = follower.snapshot
         monkeypatch.setattr(follower._lease, "_lost", StorageError("leases/x", "the network is down"))
         write()
         follower.refresh()
+        # A lease that is renewed no more would have ended by now.
+        now[0] += 2_000_000
+        follower._lease.renew()
 
         assert collect(store) == [1, 2]
         assert held.lookup("counter.clicks", ["user-1"])["clicks"].to_pylist() == [1]
