@@ -78,8 +78,12 @@ def test_an_installation_replaces_no_package_of_a_platform_but_what_its_page_say
 def test_what_is_published_is_whole_and_runs_in_an_empty_environment(tmp_path):
     # Object code is kept beside the environment; without it this compiles for a minute.
     built = {**os.environ, "ARROWSTATE_KERNEL_OBJECTS": str(ROOT / ".venv" / "arrowstate-kernels")}
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", ROOT, env=built)
+    run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", tmp_path / "dist", ROOT)
     [source] = (tmp_path / "dist").glob("*.tar.gz")
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    # As `pip install .` builds it, for which this environment has nothing.
+    run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "dist", source, env=built)
     [wheel] = (tmp_path / "dist").glob("*.whl")
 
     run(sys.executable, "-m", "twine", "check", "--strict", source, wheel)
@@ -107,8 +111,6 @@ def test_what_is_published_is_whole_and_runs_in_an_empty_environment(tmp_path):
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"arrowstate", "arrowstate_formats"}
     assert not [name for name in names if "__pycache__" in name]
 
-    run(sys.executable, "-m", "venv", tmp_path / "venv")
-    python = tmp_path / "venv" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", wheel)
     installed = {each["name"] for each in json.loads(run(python, "-m", "pip", "list", "--format", "json"))}
     assert not installed & set(EXTRAS)

@@ -33,7 +33,8 @@ class KernelHook(BuildHookInterface[Any]):
         if objects := os.environ.get("ARROWSTATE_KERNEL_OBJECTS"):
             command += ["--objects", objects]
         places = [self.root, *(str(Path(self.root) / name) for name in ("formats", "tools"))]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+        # What builds a wheel in isolation has the requirements on the path of this process alone.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*places, *filter(None, sys.path)])}
         if subprocess.run(command, env=environment, check=False).returncode:
             self.app.display_warning(
                 "the kernels cannot be compiled, which takes a C compiler and the header files of Python: "
