@@ -519,6 +519,11 @@ def check_place(storage: Storage, target: Storage) -> None:
             "a store and its publication must be in two folders, neither inside the other; the store is "
             f"{store}, asked for was {place}"
         )
+    if store.startswith("memory:") and not place.startswith("memory:"):
+        raise InvalidInputError(
+            f"tables in {place} would name files in the memory of this process, {store}, which no engine reads; "
+            "keep the store in a folder or a bucket"
+        )
     for url in (store, place):
         if any(sign in url for sign in "?#%"):
             raise InvalidInputError(f"engines take ?, # and % in a path for something else; rename the folder {url}")

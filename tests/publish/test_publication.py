@@ -156,6 +156,10 @@ def test_the_place_of_another_store_or_version_and_one_in_the_store_are_refused(
         stores[1].publish(tmp_path / "tables")
     with pytest.raises(InvalidInputError, match="is a table of Iceberg version 3, asked for was version 2"):
         stores[0].publish(tmp_path / "tables", version=2)
+    in_memory = arrowstate.open_store("memory://unpublished", create=True)
+    commit(in_memory, {"op": [totals_from()]})
+    with pytest.raises(InvalidInputError, match="would name files in the memory of this process"):
+        in_memory.publish(tmp_path / "tables")
     with pytest.raises(InvalidInputError, match="in two folders, neither inside the other"):
         stores[0].publish(tmp_path / "a" / "tables")
     with pytest.raises(NotFoundError, match=r"no state 'op\.totl' to publish; checkpoint 1 has op\.total"):
