@@ -30,6 +30,7 @@ from arrowstate.runtime.restart import Restart
 from arrowstate.runtime.running import RunningJob
 from arrowstate.runtime.sinks.delta import DeltaSink
 from arrowstate.runtime.sinks.functions import FunctionSink, PrintSink
+from arrowstate.runtime.sinks.iceberg import IcebergSink
 from arrowstate.runtime.sinks.parquet import BulkParquetSink, ParquetSink
 from arrowstate.runtime.sinks.postgres import PostgresSink
 from arrowstate.runtime.sinks.table import OutputTable
@@ -56,6 +57,7 @@ __all__ = [
     "Format",
     "FunctionSink",
     "GeneratorSource",
+    "IcebergSink",
     "IteratorSource",
     "Job",
     "JobStatus",

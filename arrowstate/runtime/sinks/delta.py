@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
-from arrowstate.runtime.connectors import Sink, Token
+from arrowstate.runtime.sinks.open_tables import OpenTableSink
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_ATTEMPTS = 5
 
-
-class DeltaSink(Sink):
+class DeltaSink(OpenTableSink):
     """Adds the rows of each checkpoint to a Delta table: exactly once.
 
     The rows of a checkpoint and subtask are one commit of the table, which also says in its transaction (`txn`) which
@@ -36,8 +34,8 @@ class DeltaSink(Sink):
     MissingDependencyError
         If deltalake is not installed: `pip install 'arrowstate[delta]'`.
     InvalidInputError
-        From `open` and from a commit, if there is no such table; from a commit, if the table has other columns, or
-        values do not fit their types. Then nothing of these rows is in the table.
+        Where the sink is declared, and from `open` and a commit: if there is no such table, or it has other columns.
+        From a commit, if values do not fit their types. Then nothing of these rows is in the table.
 
     Notes
     -----
@@ -61,6 +59,8 @@ class DeltaSink(Sink):
     >>> folder.cleanup()
     """
 
+    kind = "Delta"
+
     def __init__(self, table: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> None:
         try:
             import deltalake  # noqa: F401
@@ -74,34 +74,8 @@ class DeltaSink(Sink):
         # Without what may have a password.
         return f"DeltaSink({self.table!r})"
 
-    def open(self, store_id: str, uid: str) -> None:  # noqa: ARG002
-        """Look for the table."""
-        self._opened()
-
-    def commit(self, rows: pa.Table, token: Token) -> None:
-        """Add rows, and their token, unless it is there."""
-        from deltalake import CommitProperties, Transaction, write_deltalake
-        from deltalake.exceptions import CommitFailedError
-
-        if not rows.num_rows:
-            return
-        name = f"{token.store_id}/{token.uid}/{token.subtask}"
-        properties = CommitProperties(app_transactions=[Transaction(name, token.checkpoint_id)])
-        for attempt in range(1, _ATTEMPTS + 1):
-            table = self._opened()
-            had = table.transaction_version(name)
-            if had is not None and had >= token.checkpoint_id:
-                return
-            try:
-                write_deltalake(table, self._fitting(rows, table), mode="append", commit_properties=properties)
-            except CommitFailedError:
-                # Another writer was faster, maybe with the same token; what the table has now tells.
-                if attempt == _ATTEMPTS:
-                    raise
-            else:
-                return
-
-    def _opened(self) -> DeltaTable:
+    def opened(self) -> DeltaTable:
+        """Return the table as it is now."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
@@ -112,25 +86,23 @@ class DeltaSink(Sink):
                 f"there is no Delta table {self.table!r}; make it first, with deltalake.DeltaTable.create"
             ) from None
 
-    def _fitting(self, rows: pa.Table, table: DeltaTable) -> pa.Table:
-        """Return rows in the columns of the table."""
-        schema = pa.schema(table.schema().to_arrow())
-        if set(schema.names) != set(rows.column_names):
-            raise InvalidInputError(
-                f"the Delta table {self.table!r} has the columns {', '.join(schema.names)}, and the rows have "
-                f"{', '.join(rows.column_names)}; both must have the same"
-            )
-        columns = []
-        for field in schema:
-            if not field.nullable and rows[field.name].null_count:
-                raise InvalidInputError(
-                    f"column {field.name!r} has nulls, which the Delta table {self.table!r} does not allow"
-                )
-            try:
-                columns.append(rows[field.name].cast(field.type))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise InvalidInputError(
-                    f"column {field.name!r} of the rows is {rows.schema.field(field.name).type}, and has values that "
-                    f"{field.type} of the Delta table {self.table!r} cannot hold: {error}"
-                ) from None
-        return pa.Table.from_arrays(columns, schema=schema)
+    def columns(self, table: DeltaTable) -> pa.Schema:
+        """Return the columns of the table."""
+        return pa.schema(table.schema().to_arrow())
+
+    def committed(self, table: DeltaTable, name: str) -> int | None:
+        """Return the version of a transaction."""
+        return table.transaction_version(name)
+
+    def add(self, table: DeltaTable, rows: pa.Table, name: str, checkpoint_id: int) -> None:
+        """Write rows and the version of their transaction."""
+        from deltalake import CommitProperties, Transaction, write_deltalake
+
+        properties = CommitProperties(app_transactions=[Transaction(name, checkpoint_id)])
+        write_deltalake(table, rows, mode="append", commit_properties=properties)
+
+    def conflicts(self) -> tuple[type[Exception], ...]:
+        """Return the error of a transaction that another writer had first."""
+        from deltalake.exceptions import CommitFailedError
+
+        return (CommitFailedError,)

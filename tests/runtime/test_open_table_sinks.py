@@ -1,0 +1,321 @@
+"""The sinks of Delta and Iceberg tables: the contract, writers at the same time, a second start, what does not fit."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.transforms import BucketTransform, DayTransform
+from pyiceberg.types import LongType
+
+from arrowstate.errors import InvalidInputError, UnavailableError
+from arrowstate.runtime import DeltaSink, GeneratorSource, IcebergSink, Job, Sink, TableSource, Token
+from arrowstate.testing import SinkConformance
+from arrowstate.testing.connectors import pickled
+from arrowstate.testing.jobs import simulate
+from long_form import short_or_long
+from open_tables import KINDS, Delta, Iceberg
+from processes import at_once
+
+ROWS = pa.table({"user": ["ann", "bob", None, "", "e", "f"], "total": [3, None, 5, 2**62, -1, 0]})
+
+
+def token(checkpoint_id: int, subtask: int = 0) -> Token:
+    return Token("a-store", "a-sink", checkpoint_id, subtask)
+
+
+@pytest.fixture(params=list(KINDS))
+def place(tmp_path: Path, request: Any) -> Delta | Iceberg:
+    return KINDS[request.param](tmp_path)
+
+
+@pytest.fixture
+def iceberg(tmp_path: Path) -> Iceberg:
+    return Iceberg(tmp_path)
+
+
+class TestOpenTableSinks(SinkConformance):
+    @pytest.fixture(params=[(), ("user",)], ids=["whole", "partitioned"])
+    def sink(self, place: Delta | Iceberg, request: Any) -> Sink:
+        place.make(ROWS.schema, partition_by=request.param)
+        return place.sink()
+
+    @pytest.fixture
+    def rows(self) -> pa.Table:
+        # A partition of Delta cannot tell an empty text from a null.
+        return ROWS.set_column(0, "user", pa.array(["ann", "bob", None, "d", "e", "f"]))
+
+    @pytest.fixture
+    def visible(self, place: Delta | Iceberg) -> Callable[[], pa.Table]:
+        return lambda: place.rows().cast(ROWS.schema)
+
+
+def test_of_those_who_commit_a_token_at_once_one_adds_the_rows(place: Delta | Iceberg) -> None:
+    place.make(ROWS.schema)
+    sinks = [place.sink() for _ in range(4)]
+
+    at_once(lambda sink: sink.commit(ROWS, token(7)), sinks)
+
+    assert place.rows().num_rows == len(ROWS)
+    assert place.commits() == 1
+
+
+def test_a_writer_that_has_looked_before_another_committed_adds_nothing(
+    place: Delta | Iceberg, monkeypatch: Any
+) -> None:
+    place.make(ROWS.schema)
+    sink, other = place.sink(), place.sink()
+    opened = sink.opened
+    tables = [opened()]
+
+    other.commit(ROWS, token(7))
+    monkeypatch.setattr(sink, "opened", lambda: tables.pop() if tables else opened())
+    sink.commit(ROWS, token(7))
+
+    assert place.rows().num_rows == len(ROWS)
+    assert tables == []
+
+
+def test_another_writer_at_the_same_time_loses_nothing(place: Delta | Iceberg, monkeypatch: Any) -> None:
+    place.make(ROWS.schema)
+    sink = place.sink()
+    opened = sink.opened
+    tables = [opened()]
+    monkeypatch.setattr(sink, "opened", lambda: tables.pop() if tables else opened())
+
+    place.append(ROWS)
+    sink.commit(ROWS, token(7))
+
+    assert place.rows().num_rows == 2 * len(ROWS)
+    assert place.committed("a-store/a-sink/0") == 7
+
+
+def test_other_writers_that_are_always_faster_are_an_error_and_the_token_is_free(
+    iceberg: Iceberg, monkeypatch: Any
+) -> None:
+    iceberg.make(ROWS.schema)
+    sink = iceberg.sink()
+    behind = sink.opened().metadata
+    opened = sink.opened
+
+    def late() -> Any:
+        table = opened()
+        table.metadata = behind
+        return table
+
+    iceberg.append(ROWS)
+    monkeypatch.setattr(sink, "opened", late)
+    with pytest.raises(CommitFailedException):
+        sink.commit(ROWS, token(7))
+    monkeypatch.undo()
+    sink.commit(ROWS, token(7))
+
+    assert iceberg.rows().num_rows == 2 * len(ROWS)
+
+
+def test_a_commit_whose_answer_was_lost_is_found_by_the_next_start(iceberg: Iceberg, monkeypatch: Any) -> None:
+    iceberg.make(ROWS.schema)
+    sink = iceberg.sink()
+    add = sink.add
+
+    def lost(*arguments: Any) -> None:
+        add(*arguments)
+        raise ConnectionResetError("the answer is lost")
+
+    monkeypatch.setattr(sink, "add", lost)
+    with pytest.raises(ConnectionResetError):
+        sink.commit(ROWS, token(7))
+    again = iceberg.sink()
+    again.open("a-store", "a-sink")
+    again.commit(ROWS, token(7))
+
+    assert iceberg.rows().num_rows == len(ROWS)
+
+
+def test_a_token_is_known_after_all_its_snapshots_were_expired(iceberg: Iceberg) -> None:
+    iceberg.make(ROWS.schema)
+    iceberg.sink().commit(ROWS, token(7))
+    own = iceberg.table.snapshots()[0].snapshot_id
+
+    iceberg.append(ROWS)
+    iceberg.table.maintenance.expire_snapshots().by_id(own).commit()
+    iceberg.sink().commit(ROWS, token(7))
+
+    assert iceberg.rows().num_rows == 2 * len(ROWS)
+    assert iceberg.commits() == 1
+
+
+def test_the_summary_of_a_snapshot_says_which_checkpoint_it_is(iceberg: Iceberg) -> None:
+    iceberg.make(ROWS.schema)
+
+    iceberg.sink().commit(ROWS, token(7, subtask=2))
+
+    summary = iceberg.table.snapshots()[0].summary
+    assert summary is not None
+    assert summary["arrowstate.token"] == "a-store/a-sink/2"
+    assert summary["arrowstate.checkpoint-id"] == "7"
+    assert "commit.retry.num-retries" not in iceberg.table.properties
+
+
+def test_partitions_by_bucket_and_day_are_written(iceberg: Iceberg) -> None:
+    schema = pa.schema({"user": pa.string(), "at": pa.timestamp("us")})
+    rows = pa.table({"user": ["ann", "bob", None], "at": pa.array([0, 10**12, None], pa.timestamp("us"))}, schema)
+    iceberg.make(schema)
+    with iceberg.table.update_spec() as spec:
+        spec.add_field("user", BucketTransform(4), "bucket")
+        spec.add_field("at", DayTransform(), "day")
+
+    for _ in range(2):
+        iceberg.sink().commit(rows, token(1))
+
+    assert iceberg.rows().cast(schema).sort_by("at").to_pylist() == rows.sort_by("at").to_pylist()
+    assert len(iceberg.table.inspect.files()) == 3
+
+
+SEEDS = short_or_long(2, 60)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_every_row_is_in_the_table_once(place: Delta | Iceberg, seed: int) -> None:
+    schema = pa.schema({"n": pa.int64()})
+    place.make(schema)
+    job = Job("memory://unused", parallelism=2)
+    source = GeneratorSource(
+        lambda first, count: pa.record_batch({"n": pa.array(range(first, first + count), pa.int64())}),
+        schema,
+        rows=230,
+        splits=3,
+        batch_rows=20,
+    )
+    job.source(source, uid="numbers").rebalance().sink(place.sink(), uid="table")
+
+    simulate(job, seeds=[seed], kills=4, crashes=2, rescales=(1, 3), check=id)
+
+    assert Counter(place.rows()["n"].to_pylist()) == Counter(range(230))
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        (pa.table({"user": ["ann"]}), "has the columns user, total, and the rows have user"),
+        (pa.table({"user": ["ann"], "total": [1], "more": [2]}), "and the rows have user, total, more"),
+        (
+            pa.table({"user": ["ann"], "total": ["x"]}),
+            "column 'total' of the rows is string, and has values that int64",
+        ),
+        (pa.table({"user": pa.nulls(1, pa.string()), "total": [1]}), "column 'user' has nulls"),
+    ],
+)
+def test_rows_that_do_not_fit_leave_nothing(place: Delta | Iceberg, rows: pa.Table, problem: str) -> None:
+    schema = pa.schema([pa.field("user", pa.string(), nullable=False), ("total", pa.int64())])
+    place.make(schema)
+    sink = place.sink()
+    sink.open("a-store", "a-sink")
+
+    with pytest.raises(InvalidInputError, match=problem):
+        sink.commit(rows, token(1))
+
+    assert place.commits() == 0
+    sink.commit(pa.table({"total": pa.array([1], pa.int32()), "user": ["ann"]}), token(1))
+    assert place.rows().to_pylist() == [{"user": "ann", "total": 1}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        (
+            pa.table({"user": ["ann"]}),
+            "sink 'out': the .* table .* has the columns user, total, and the rows have user",
+        ),
+        (
+            pa.table({"user": ["ann"], "total": [[1]]}),
+            r"sink 'out': column 'total' of the rows is list<item: int64>, which cannot become the int64",
+        ),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_where_the_sink_is_declared(
+    place: Delta | Iceberg, tmp_path: Path, rows: pa.Table, problem: str
+) -> None:
+    place.make(ROWS.schema)
+
+    with pytest.raises(InvalidInputError, match=problem):
+        Job(tmp_path / "store").source(TableSource(rows), uid="rows").sink(place.sink(), uid="out")
+
+
+def test_a_table_that_is_not_there_or_gone_is_told(place: Delta | Iceberg) -> None:
+    with pytest.raises(InvalidInputError, match="there is no .* table .*t'.*; make it first"):
+        place.sink().open("a-store", "a-sink")
+    place.make(ROWS.schema)
+    sink = place.sink()
+    sink.open("a-store", "a-sink")
+    place.drop()
+
+    with pytest.raises(InvalidInputError, match="there is no .* table"):
+        sink.commit(ROWS, token(1))
+
+
+def test_a_table_that_has_changed_under_a_job_takes_rows_while_they_fit(iceberg: Iceberg) -> None:
+    iceberg.make(pa.schema({"user": pa.string(), "total": pa.int32()}))
+    sink = iceberg.sink()
+    sink.open("a-store", "a-sink")
+
+    with iceberg.table.update_schema() as update:
+        update.update_column("total", LongType())
+    sink.commit(ROWS, token(1))
+    with iceberg.table.update_schema() as update:
+        update.rename_column("total", "sum")
+
+    with pytest.raises(InvalidInputError, match="has the columns user, sum, and the rows have user, total"):
+        sink.commit(ROWS, token(2))
+    assert iceberg.rows().cast(ROWS.rename_columns(["user", "sum"]).schema).num_rows == len(ROWS)
+    with iceberg.table.update_schema() as update:
+        update.rename_column("sum", "total")
+    sink.commit(ROWS, token(2))
+    assert iceberg.rows().num_rows == 2 * len(ROWS)
+
+
+def test_a_property_that_is_no_checkpoint_is_told(iceberg: Iceberg) -> None:
+    iceberg.make(ROWS.schema, **{"arrowstate.committed.a-store/a-sink/0": "x"})
+
+    with pytest.raises(InvalidInputError, match="must be the number of a checkpoint, got 'x'"):
+        iceberg.sink().commit(ROWS, token(1))
+
+
+@pytest.mark.parametrize("name", ["orders", "", "shop.", ".orders", None])
+def test_a_table_has_a_namespace(name: Any) -> None:
+    with pytest.raises(InvalidInputError, match="table must be the name of a table with its namespace"):
+        IcebergSink(name)
+
+
+def test_a_catalog_that_cannot_be_loaded_is_told_without_its_password() -> None:
+    options = {"type": "hush", "password": "hush"}
+
+    with pytest.raises(InvalidInputError, match="cannot load catalog 'lake' with the options type, password") as raised:
+        IcebergSink("shop.t", catalog="lake", catalog_options=options).open("a-store", "a-sink")
+
+    assert "hush" not in str(raised.value)
+
+
+def test_a_catalog_that_does_not_answer_is_waited_for() -> None:
+    options = {"type": "rest", "uri": "http://127.0.0.1:1/"}
+
+    with pytest.raises(UnavailableError, match="the Iceberg catalog"):
+        IcebergSink("shop.t", catalog_options=options).open("a-store", "a-sink")
+
+
+def test_what_may_have_a_password_is_not_shown() -> None:
+    assert repr(DeltaSink("s3://bucket/t", storage_options={"key": "secret"})) == "DeltaSink('s3://bucket/t')"
+    assert repr(IcebergSink("shop.t", catalog_options={"uri": "secret"})) == "IcebergSink('shop.t', catalog='default')"
+
+
+def test_a_sink_that_was_used_is_pickled(iceberg: Iceberg) -> None:
+    iceberg.make(ROWS.schema)
+    sink = iceberg.sink()
+    sink.commit(ROWS, token(1))
+
+    pickled(sink).commit(ROWS, token(1))
+
+    assert iceberg.rows().num_rows == len(ROWS)
