@@ -148,8 +148,8 @@ class Committer:
     """Commits checkpoints whose files are written.
 
     Only the newest writer of a store may. Commits wait for each other. After one that commits `once` nobody goes on: if
-    its entry is in doubt the checkpoint before is committed again. `check` refuses, by an error, the newest entry
-    before its fence is taken.
+    its entry is in doubt the checkpoint before is committed again. `known` is the newest entry that is known of, and
+    `check` refuses, by an error, the newest entry before its fence is taken.
     """
 
     def __init__(
@@ -160,11 +160,12 @@ class Committer:
         new_id: Callable[[], str],
         properties: Mapping[str, Any] | None = None,
         accept_loss: bool = False,
+        known: CommittedEntry | None = None,
         once: bool = False,
         check: Callable[[CommittedEntry | None], None] | None = None,
     ) -> None:
         self._storage = storage
-        self._log = CommitLog(storage, on_loss=warn_of_loss if accept_loss else refuse_loss)
+        self._log = CommitLog(storage, on_loss=warn_of_loss if accept_loss else refuse_loss, known=known)
         self.clock_ms = clock_ms
         self.new_id = new_id
         self._once = once

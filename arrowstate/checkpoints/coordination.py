@@ -289,6 +289,8 @@ class Coordination:
         return [*actions, *self._next_commit()]
 
     def _expire(self, now_ms: int) -> list[Action]:
+        if not self._pending:
+            return []
         limit = self.options.timeout_ms
         late = [
             id

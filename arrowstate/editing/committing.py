@@ -40,7 +40,7 @@ def commit_edit(
     storage: Storage,
     overlay: Overlay,
     base: CommittedEntry,
-    content: ParentDocument,
+    found: CommittedEntry,
     entry: LogEntryDocument,
     *,
     keeps_base: bool,
@@ -49,11 +49,12 @@ def commit_edit(
     clock_ms: Callable[[], int],
     new_id: Callable[[], str],
 ) -> LogEntryDocument:
-    """Commit a checkpoint that was made of `base`, while the store held that of the entry `content`.
+    """Commit a checkpoint that was made of `base`, while `found` was the newest entry.
 
     With `keeps_base` the checkpoint that was edited gets a tag; `properties` are those of the fence.
     """
-    log = CommitLog(storage, on_loss=refuse_loss)
+    log, content = CommitLog(storage, on_loss=refuse_loss, known=found), content_of(found)
+    assert content is not None, "there is a checkpoint to edit"
 
     def check(newest: CommittedEntry | None) -> None:
         if content_of(newest) != content:
@@ -68,7 +69,7 @@ def commit_edit(
         with commit:
             in_parallel(storage, lambda path: _copy(overlay.own, storage, path), written, name="uploads", writes=True)
             committer = Committer(
-                storage, clock_ms=clock_ms, new_id=new_id, properties=properties, once=True, check=check
+                storage, clock_ms=clock_ms, new_id=new_id, properties=properties, known=found, once=True, check=check
             )
             if keeps_base:
                 # Those that the new checkpoint has too are looked for when it is committed.

@@ -762,7 +762,7 @@ class Edit(Generic[S]):
             self._storage,
             self._staging.overlay,
             self._begun.base,
-            self._begun.content,
+            self._begun.newest,
             entry,
             keeps_base=not purged,
             properties=said,

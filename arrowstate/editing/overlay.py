@@ -58,7 +58,8 @@ class Overlay:
 
     def identity(self, path: str) -> Any:
         """Return what changes where a local file is altered or replaced, None for what is no local file."""
-        identity = getattr(self._place(path), "identity", None)
+        place = self._own if path in self.written else self._base
+        identity = getattr(place, "identity", None)
         return None if identity is None else identity(path)
 
     @property

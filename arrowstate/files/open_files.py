@@ -16,12 +16,11 @@ from arrowstate.errors import (
     MissingFileError,
     StorageError,
 )
-from arrowstate.files.validation import is_validated
+from arrowstate.files.validation import Validated
 from arrowstate.storage.base import Storage
 from arrowstate.storage.posix import storage_errors
-from arrowstate.table.run import Directory
 from arrowstate.table.segment import Segment
-from arrowstate.table.segments import Segments
+from arrowstate.table.segments import Directory, Segments
 from arrowstate_formats.directory import read_directory
 from arrowstate_formats.documents import (
     BatchDocument,
@@ -232,7 +231,7 @@ class _Files:
 
     def get(self, storage: Storage, document: RunDocument, schema: pa.Schema) -> OpenFile:
         """Open a run file, or return it if this process has it open."""
-        full = is_validated(storage)
+        full = isinstance(storage, Validated)
         if document.path is None:
             assert document.inline is not None
             data = pa.py_buffer(decode_inline(document.inline, path=f"run {document.id}"))

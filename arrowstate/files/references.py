@@ -34,8 +34,12 @@ def manifest_files(states: Iterable[StateRunsDocument]) -> dict[str, int]:
 
 def run_files(runs: Iterable[RunDocument]) -> dict[str, int]:
     """Return the files of runs, with their sizes in bytes."""
-    items = (item for run in runs for item in (run, run.deletion_vector, run.directory))
-    return {item.path: item.bytes for item in items if item is not None and item.path is not None}
+    files: dict[str, int] = {}
+    for run in runs:
+        for item in (run, run.deletion_vector, run.directory):
+            if item is not None and item.path is not None:
+                files[item.path] = item.bytes
+    return files
 
 
 def operator_state_files(states: Iterable[OperatorStateDocument]) -> dict[str, int]:

@@ -7,7 +7,7 @@ who reads it. Specification: formats/spec/run-files.md.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -86,14 +86,15 @@ class StoredRun:
         bits, vector = all_live(rows), self.document.deletion_vector
         return bits, rows if vector is None else rows - clear_dead(self._storage, vector, bits, rows, first_row)
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield the pieces of the run in hash order."""
-        end_row = 0
+    def pieces(self) -> list[Piece]:
+        """Return the pieces of the run in hash order."""
+        found, end_row = [], 0
         for number, batch in enumerate(self.document.batches):
             start_row, end_row = end_row, end_row + batch.rows
             first, last = max(start_row, self.document.first_row), min(end_row, self.document.last_row)
             if first < last:
-                yield Piece(number, start_row, first, last, (batch.min_hash, batch.max_hash))
+                found.append(Piece(number, start_row, first, last, (batch.min_hash, batch.max_hash)))
+        return found
 
     def segments(self, file: OpenFile, pieces: Sequence[Piece]) -> list[Segment]:
         """Return all columns of all rows of some pieces, dead ones included; `file` is that of the run."""
@@ -127,7 +128,7 @@ class StoredRun:
         return file.runs[key]
 
     def _segments_within(self, file: OpenFile, hash_bounds: tuple[int, int] | None) -> tuple[Segments, int]:
-        pieces = list(self.pieces())
+        pieces = self.pieces()
         if hash_bounds is not None:
             low, high = hash_bounds
             pieces = [piece for piece in pieces if piece.hash_bounds[0] <= high and low <= piece.hash_bounds[1]]

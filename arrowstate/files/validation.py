@@ -13,7 +13,7 @@ from arrowstate_formats.documents import (
 )
 
 
-class _Validated:
+class Validated:
     """A storage whose files somebody else may have written: what is read from them is validated in full."""
 
     def __init__(self, storage: Storage) -> None:
@@ -41,12 +41,7 @@ def readable(storage: Storage, validate: Validation) -> Storage:
 
 def validated(storage: Storage) -> Storage:
     """Return the storage, from which the functions of this module take nothing on trust; see `read_run`."""
-    return storage if isinstance(storage, _Validated) else cast("Storage", _Validated(storage))
-
-
-def is_validated(storage: Storage) -> bool:
-    """Whether nothing that is read from a storage is taken on trust."""
-    return isinstance(storage, _Validated)
+    return storage if isinstance(storage, Validated) else cast("Storage", Validated(storage))
 
 
 def validated_savepoint(storage: Storage, entry: LogEntryDocument) -> Storage:

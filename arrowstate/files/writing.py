@@ -24,7 +24,8 @@ from arrowstate.log.commit import delete_quietly
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate.storage.posix import storage_errors
-from arrowstate.table.run import Directory, FrozenRun, Run
+from arrowstate.table.run import FrozenRun, Run
+from arrowstate.table.segments import Directory
 from arrowstate.table.table import FrozenTable
 from arrowstate_formats.deletion_vectors import write_deletion_vector
 from arrowstate_formats.directory import write_directory
@@ -359,8 +360,11 @@ def write_subtask(
 
 def subtask_bytes(handle: ManifestHandle, states: Iterable[StateRunsDocument]) -> int:
     """Return the size of all that a subtask with these states refers to, the manifest too, in bytes."""
-    items = (item for state in states for run in state.runs for item in (run, run.deletion_vector, run.directory))
-    return handle.bytes + sum(item.bytes for item in items if item is not None)
+    size: int = handle.bytes
+    for state in states:
+        for run in state.runs:
+            size += sum([item.bytes for item in (run, run.deletion_vector, run.directory) if item is not None])
+    return size
 
 
 def schema_versions(states: Iterable[StateRunsDocument]) -> dict[str, list[int]]:

@@ -131,6 +131,7 @@ class Commit:
             if again is not None and _repeated(self._storage, log, committed, again):
                 raise CollectedError(lost)
             raise self._unknown(document, f"{lost[0]}, which it refers to, was being collected")
+        log.known = committed
         if not hinted:
             _hint(self._storage, document.number)
         _say_committed(self._storage.url, document, len(data))

@@ -162,12 +162,21 @@ class History:
 
 
 class CommitLog:
-    """Reads the log of a store; it remembers the newest entry, which no later one changes."""
+    """Reads the log of a store; it remembers the newest entry, which no later one changes.
 
-    def __init__(self, storage: Storage, *, on_loss: Callable[[CorruptDataError], None] = warn_of_loss) -> None:
+    `known` is the newest entry that is known of, if there is one: what is before it is not read to find the newest.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        on_loss: Callable[[CorruptDataError], None] = warn_of_loss,
+        known: CommittedEntry | None = None,
+    ) -> None:
         self._storage = storage
         self._on_loss = on_loss
-        self._newest: CommittedEntry | None = None
+        self.known = known
 
     @property
     def storage(self) -> Storage:
@@ -256,12 +265,12 @@ class CommitLog:
         number = newest.document.number if newest else None
         if hinted is not None and (number is None or hinted > number):
             self._on_loss(lost_entry(hinted, HINT_PATH, number))
-        self._newest = newest
+        self.known = newest
         return History(self, newest, tuple(said), highest_boundary(said))
 
     def _tail(self, hinted: int | None) -> CommittedEntry | None:
         """Return the entry before the first gap from the one on that the hint names, or that was the newest before."""
-        known = self._newest
+        known = self.known
         if known is None or (hinted is not None and hinted > known.document.number):
             return self._forward(hinted)
         following = self.get(known.document.number + 1)

@@ -7,7 +7,7 @@ file; of a Parquet or Lance part only the columns asked for are decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -18,9 +18,9 @@ from arrowstate.files.open_files import OpenFile
 from arrowstate.files.stored_run import Piece, StoredRun
 from arrowstate.query.expiry import UPDATED_COLUMN
 from arrowstate.query.picking import Picked, count_rows
-from arrowstate.table.run import Directory, Run
+from arrowstate.table.run import Run
 from arrowstate.table.segment import HASH_COLUMN, Segment, hashes_of
-from arrowstate.table.segments import Segments
+from arrowstate.table.segments import Directory, Segments
 from arrowstate_formats.documents import ColumnStatistics
 
 Ints = npt.NDArray[np.int64]
@@ -54,9 +54,9 @@ class QueriedRun(StoredRun):
     def _directory(self) -> Directory | None:
         return None if self.document.directory is None else self.file.directory(self._storage)
 
-    def parts(self) -> Iterator[Part]:
-        """Yield the parts of the run in hash order."""
-        return (Part(self, piece) for piece in self.pieces())
+    def parts(self) -> list[Part]:
+        """Return the parts of the run in hash order."""
+        return [Part(self, piece) for piece in self.pieces()]
 
     def read(self, number: int, columns: Sequence[str]) -> pa.RecordBatch:
         """Return columns of one batch of a file that is decoded; the others are not."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.files.storage_use import SMALL_FILE_BYTES, StorageUse, storage_use
-from arrowstate.files.validation import is_validated
+from arrowstate.files.validation import Validated
 from arrowstate.html import table_html
 from arrowstate.log.choosing import CheckpointReference, choose_checkpoint
 from arrowstate.log.collected import reading_checkpoint
@@ -612,7 +612,7 @@ class SnapshotReader:
 
     @property
     def _identity(self) -> tuple[str, str, str]:
-        return self.storage.url, self.store_id, f"{self.entry.commit_id} {is_validated(self.storage)}"
+        return self.storage.url, self.store_id, f"{self.entry.commit_id} {isinstance(self.storage, Validated)}"
 
 
 def _unpickled(kind: type[SnapshotReader], storage: Storage, store_id: str, entry: bytes) -> SnapshotReader:

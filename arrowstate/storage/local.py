@@ -89,7 +89,7 @@ class LocalStorage:
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         """See `Storage.read`."""
         check_range(start, length)
-        location = self._existing(path)
+        location = self._inside(check_path(path))
         try:
             with open(location, "rb") as file:  # noqa: PTH123
                 file.seek(start)
@@ -99,7 +99,7 @@ class LocalStorage:
 
     def open_buffer(self, path: str) -> pa.Buffer:
         """See `Storage.open_buffer`."""
-        location = self._existing(path)
+        location = self._inside(check_path(path))
         try:
             with pa.memory_map(location) as mapped:
                 return mapped.read_buffer()
@@ -108,7 +108,7 @@ class LocalStorage:
 
     def local_path(self, path: str) -> Path:
         """Return where a file lies, or would lie, for a library that takes paths only."""
-        return Path(self._existing(path))
+        return Path(self._inside(check_path(path)))
 
     def identity(self, path: str) -> tuple[int, int, int, int] | None:
         """Return what changes where a file is altered or replaced; None if there is no such file.
@@ -176,11 +176,11 @@ class LocalStorage:
         if _UNFINISHED.fullmatch(last) is None:
             raise CorruptDataError(name, "it is not the name of an unfinished file")
         with storage_errors(name, self.url), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            Path(self._inside(str(self._root / folder), name), last).unlink()
+            Path(self._inside(folder), last).unlink()
 
     def _walk(self, folder: str, wanted: Callable[[str], bool]) -> list[str]:
         """The paths of all files in a folder and below whose names are wanted; hidden folders are left out."""
-        top = self._inside(str(self._root / folder), folder)
+        top = self._inside(folder)
         found = []
         try:
             for parent, folders, files in os.walk(top, onerror=_raise_unless_gone):
@@ -209,7 +209,7 @@ class LocalStorage:
         while left:
             parent = left.pop()
             try:
-                entries = os.scandir(self._inside(str(self._root / parent), parent))
+                entries = os.scandir(self._inside(parent))
             except OSError as error:
                 if isinstance(error, FileNotFoundError | NotADirectoryError):
                     continue
@@ -231,7 +231,7 @@ class LocalStorage:
     def list_level(self, folder: str) -> tuple[list[str], list[str]]:  # type: ignore[valid-type]
         """See `arrowstate.storage.base.listed_level`; links to folders are not followed."""
         is_folder: dict[str, bool] = {}
-        top = self._inside(str(self._root / check_prefix(folder)), folder)
+        top = self._inside(check_prefix(folder))
         gone = suppress(FileNotFoundError, NotADirectoryError)
         with storage_errors(folder, self.url), gone, os.scandir(top) as entries:
             for entry in entries:
@@ -242,7 +242,7 @@ class LocalStorage:
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""
         try:
-            return Path(self._existing(path)).is_file()
+            return Path(self._inside(check_path(path))).is_file()
         except OSError as error:
             raise translate(path, error, self.url) from error
 
@@ -289,20 +289,17 @@ class LocalStorage:
             return MissingFileError(self.url, path)
         return translate(path, error, self.url)
 
-    def _existing(self, path: str) -> str:
-        """Where a file is that is there: every link on the way, the last too, must stay inside."""
-        return self._inside(self._inside_text + check_path(path), path)
-
     def _new(self, path: str) -> Path:
         """Where a name is: links on the way are followed, a link under the name itself is what the name is."""
-        folder, name = os.path.split(self._inside_text + check_path(path))
-        return Path(self._inside(folder, path), name)
+        folder, _, name = check_path(path).rpartition("/")
+        return Path(self._inside(folder), name)
 
-    def _inside(self, location: str, path: str) -> str:
-        """Return where a path leads; its links must stay inside.
+    def _inside(self, path: str) -> str:
+        """Return where a file or a folder of the store is; every link on the way, the last too, must stay inside.
 
         It is called for every file of a restore. Texts are compared several times as fast as paths, and links are rare.
         """
+        location = os.path.normpath(self._inside_text + path)
         end = 0
         try:
             while end >= 0:

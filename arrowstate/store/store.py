@@ -112,7 +112,7 @@ class StateStore:
         self.storage = storage
         self._readable = readable(storage, validate)
         self.store_id = store_id
-        self.clock_ms: Callable[[], int] = partial(_time_of, clock_ms)
+        self.clock_ms: Callable[[], int] = clock_ms if clock_ms is now_ms else partial(_time_of, clock_ms)
         self.new_id = new_id
         self._log = CommitLog(storage)
 

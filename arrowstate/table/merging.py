@@ -21,8 +21,8 @@ from arrowstate.table import place_kernels
 from arrowstate.table.columns import fresh_words
 from arrowstate.table.merge_sources import Chosen, Sources
 from arrowstate.table.merged_batch import BatchInTheMaking
-from arrowstate.table.run import Bits, Directory, Run, all_live
-from arrowstate.table.segments import Segments
+from arrowstate.table.run import Bits, Run, all_live
+from arrowstate.table.segments import Directory, Segments
 from arrowstate.table.zones import MergedTimes, Zones
 
 Ints = npt.NDArray[np.int64]

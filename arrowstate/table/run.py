@@ -19,7 +19,7 @@ import pyarrow as pa
 from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.segment import Segment
-from arrowstate.table.segments import Segments
+from arrowstate.table.segments import Directory, Segments
 from arrowstate.table.sparse import first_places, is_sparse
 
 Ints = npt.NDArray[np.int64]
@@ -32,73 +32,6 @@ def all_live(rows: int) -> Bits:
     if rows % 8:
         bits[-1] = (1 << rows % 8) - 1
     return bits
-
-
-@dataclass(frozen=True, slots=True)
-class Directory:
-    """Offsets by the top bits of the hash, one for every two to eight rows.
-
-    Fewer rows a bucket are found no faster: the offsets then miss the cache as often as the hashes do.
-
-    Bucket b holds the rows whose (unsigned hash - base) >> shift is b; they start at offsets[b] + first_row
-    and end before offsets[b + 1] + first_row.
-    """
-
-    base: int
-    shift: int
-    offsets: npt.NDArray[np.uint32]
-    first_row: int
-
-    @classmethod
-    def build(cls, segments: Sequence[Segment]) -> Directory:
-        """Build the directory of a run's segments in one pass over their hashes."""
-        hashes = [segment.hashes for segment in segments]
-        first_row = end_row = segments[0].first_row
-        rows = segments[-1].end_row - first_row
-        directory = cls.empty(int(hashes[0][0]), int(hashes[-1][-1]), rows, first_row)
-        for number, segment in enumerate(segments):
-            if segment.first_row > end_row:
-                # A reader may open some batches of a file only: the rows between them are counted to the bucket before.
-                before = directory.bucket(int(hashes[number - 1][-1]))
-                directory.offsets[before + 1] += np.uint32(segment.first_row - end_row)
-            directory.count_rows(hashes[number])
-            end_row = segment.first_row + segment.rows
-        np.cumsum(directory.offsets, out=directory.offsets)
-        return directory
-
-    @classmethod
-    def empty(cls, low: int, high: int, rows: int, first_row: int = 0) -> Directory:
-        """Return a directory for about so many rows whose hashes lie between two, both inclusive; none is counted."""
-        base = low + (1 << 63)
-        span = high + (1 << 63) - base
-        shift = min(max(0, span.bit_length() - max(1, (rows - 1).bit_length()) + 2), 63)
-        return cls(base, shift, np.zeros((span >> shift) + 2, dtype=np.uint32), first_row)
-
-    def bucket(self, key_hash: int) -> int:
-        """Return the bucket of a hash, which the directory need not reach."""
-        return (key_hash + (1 << 63) - self.base) >> self.shift
-
-    def starts(self, hashes: Ints) -> Ints:
-        """Return for each hash a row from which on its rows are, if there are any."""
-        unsigned = hashes.view(np.uint64) ^ np.uint64(1 << 63)
-        buckets = np.minimum((unsigned - np.uint64(self.base)) >> np.uint64(self.shift), self.offsets.size - 1)
-        return self.offsets[buckets].astype(np.int64) + self.first_row
-
-    def count_rows(self, hashes: Ints) -> None:
-        """Count rows by bucket, those of bucket b in offsets[b + 1]."""
-        kernels.count_buckets(hashes, np.uint64(self.base), np.uint64(self.shift), self.offsets)
-
-    def count_up_to(self, high: int | None, done: int) -> int:
-        """Turn counts into offsets, of which the first `done` are there, up to a hash.
-
-        `None` stands for all of them.
-        """
-        end = self.offsets.size if high is None else min(max(self.bucket(high) + 1, done), self.offsets.size)
-        part = self.offsets[done:end]
-        if done and end > done:
-            part[0] += self.offsets[done - 1]
-        np.cumsum(part, out=part)
-        return end
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +73,7 @@ class Run:
     @property
     def directory(self) -> Directory:
         if self.built is None:
-            self.built = self.segments.shared("directory", lambda: Directory.build(self.segments))
+            self.built = self.segments.directory
         return self.built
 
     @property

@@ -89,9 +89,6 @@ class DeletionVectorDocument(Document, frozen=True, kw_only=True):
     dead_rows: Count
     xxh3_128: Checksum
 
-    def check(self) -> None:
-        check_place(self.path, self.inline)
-
 
 class DirectoryDocument(Document, frozen=True, kw_only=True):
     """The bucket directory beside a run file."""
@@ -134,7 +131,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
         if end > self.bytes:
             raise ValueError(f"the batches end at byte {end} of a file of {self.bytes} bytes")
         if self.deletion_vector is not None:
-            self.deletion_vector.check()
+            check_place(self.deletion_vector.path, self.deletion_vector.inline)
 
 
 class StateRunsDocument(Document, frozen=True, kw_only=True):

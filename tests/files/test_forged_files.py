@@ -22,8 +22,8 @@ from arrowstate.log.entries import path_of
 from arrowstate.spark.read.changes import ChangePlan
 from arrowstate.spark.read.plans import plan_from_options
 from arrowstate.spark.read.states import ReadPlan
-from arrowstate.table.run import Directory
 from arrowstate.table.segment import Segment
+from arrowstate.table.segments import Directory
 from arrowstate_formats.deletion_vectors import clear_dead_rows
 from arrowstate_formats.directory import read_directory, write_directory
 from arrowstate_formats.documents import RunDocument, decode_inline, encode, encode_inline

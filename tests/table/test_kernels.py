@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from arrowstate.table import kernels, pair_kernels, place_kernels
-from arrowstate.table.run import Directory, all_live
+from arrowstate.table.run import all_live
 from arrowstate.table.segment import Segment
+from arrowstate.table.segments import Directory
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FEW = st.integers(-3, 3)

@@ -193,7 +193,16 @@ def _numbered(first: int, count: int) -> pa.RecordBatch:
 def _job(place: Path) -> _Counted:
     """One checkpoint of a job in one thread, with the rows that pass while it is taken."""
     job = Job(str(place), parallelism=2, options=arrowstate.CheckpointOptions(interval_ms=None))
-    source = GeneratorSource(_numbered, _numbered(0, 0).schema, splits=2, batch_rows=_ROWS, rows_per_second=_ROWS)
+    looks = count()
+    source = GeneratorSource(
+        _numbered,
+        _numbered(0, 0).schema,
+        splits=2,
+        batch_rows=_ROWS,
+        rows_per_second=_ROWS,
+        # By the time of day other rows would come each time, and other steps.
+        clock=lambda: next(looks) / 10_000,
+    )
     job.source(source, uid="rows").stateful(_Totals(), key=["key"], uid="totals")
     with job.start(mode="inline") as running:
         for _ in range(2):

@@ -22,7 +22,7 @@ from arrowstate.files.operator import FrozenOperatorState, write_operator_states
 from arrowstate.files.output_tables import rows_state
 from arrowstate.log.commit import NOT_COMMITTED, delete_quietly
 from arrowstate.log.commit_log import CommitLog, History, refuse_loss
-from arrowstate.log.entries import create_store
+from arrowstate.log.entries import CommittedEntry, create_store
 from arrowstate.publish.beside import PublisherBeside
 from arrowstate.publish.publication import Publish
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
@@ -130,8 +130,11 @@ class StatefulQuery:
         self._operators = [replace(item, broadcasts={}) for item in operators]
         self._functions = functions
         self._dropped = dropped
+        self._uids = uids_of([item.plan for item in self._operators])
         plan = operators[0].plan
         self._store, self._options = plan.store, plan.storage_options
+        # The id of the store, and its newest entry after the last micro-batch.
+        self._known: tuple[str, CommittedEntry | None] | None = None
         self._broadcasts: dict[str, list[OperatorStateDocument]] | None = None
         self._broadcast_paths: list[str] = []
 
@@ -139,7 +142,7 @@ class StatefulQuery:
         """Process a micro-batch, commit it, and hand its output on."""
         started_at_ms = now_ms()
         storage = open_storage(self._store, storage_options=self._options)
-        store_id, history = _opened(storage, started_at_ms)
+        store_id, history = self._opened(storage, started_at_ms)
         stored = stored_state(history)
         now = self._clock.at(frame, batch_id)
         batch, watermark = now.batch, now.watermark
@@ -209,6 +212,7 @@ class StatefulQuery:
             stored = stored_state(CommitLog(storage).history())
             self._hand_on(frame, batch_id, stored.recorded, stored.record)
             return
+        self._known = store_id, history.log.known
         # What broadcast states were written is part of the store now.
         self._broadcast_paths = []
         self._hand_on(frame, batch_id, entry, BatchRecord.of(entry))
@@ -227,9 +231,19 @@ class StatefulQuery:
         publish = publish_of([item.plan for item in self._operators])
         return None if publish is None else publisher_of(StorePlace(self._store, self._options), publish)
 
-    @property
-    def _uids(self) -> list[str]:
-        return uids_of([item.plan for item in self._operators])
+    def _opened(self, storage: Storage, now_ms: int) -> tuple[str, History]:
+        """Return the id of the store, which is made if there is none, and its log."""
+        known_id, known = self._known or (None, None)
+        log = CommitLog(storage, on_loss=refuse_loss, known=known)
+        try:
+            store, history = log.opened()
+        except StoreNotFoundError:
+            store = create_store(storage, new_id(), now_ms)
+            known_id = None
+        if store.store_id != known_id:
+            # What is known is of a store that was here before.
+            history = CommitLog(storage, on_loss=refuse_loss).history()
+        return store.store_id, history
 
     def _hand_on(
         self, frame: DataFrame, batch_id: int, entry: LogEntryDocument | None, record: BatchRecord | None
@@ -299,17 +313,6 @@ def publish_of(plans: Sequence[TaskPlan]) -> Publish | None:
             f"the operators of a query share one store, which is published once; got {' and '.join(map(repr, named))}"
         )
     return named[0] if named else None
-
-
-def _opened(storage: Storage, now_ms: int) -> tuple[str, History]:
-    """Return the id of the store, which is made if there is none, and its log."""
-    log = CommitLog(storage, on_loss=refuse_loss)
-    try:
-        store, history = log.opened()
-    except StoreNotFoundError:
-        store = create_store(storage, new_id(), now_ms)
-        history = log.history()
-    return store.store_id, history
 
 
 def _only(uid: str, checkpoint: LogEntryDocument | None) -> LogEntryDocument | None:
