@@ -378,6 +378,11 @@ def _add_run(commands: Commands) -> None:
         "store has begun there; or with a checkpoint of that store, by its number; by default with its newest",
     )
     started.add_argument(
+        "--standby",
+        action="store_true",
+        help="begin only when no other process runs the job: wait while one does, and take over when it is gone",
+    )
+    started.add_argument(
         "--savepoint", metavar="NAME_OR_PATH", help="where Ctrl-C writes the savepoint; stopped-at-N by default"
     )
     started.add_argument(

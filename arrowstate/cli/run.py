@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from arrowstate.cli.job_file import load_job
 from arrowstate.cli.output import print_json_line, say
 from arrowstate.cli.run_display import Display, Lines, Objects
-from arrowstate.errors import ArrowStateError
+from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.store import Snapshot, open_store
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from arrowstate.runtime.running import RunningJob
 
 _LOOK_S = 0.25
+_LOOK_MS = 250
 _CLOSE_S = 3.0
 
 _TOGETHER_S = 0.5
@@ -82,15 +83,19 @@ class _Signals:
 @contextmanager
 def _display_of(running: RunningJob, options: argparse.Namespace) -> Iterator[Display]:
     """Give the display that fits the options and the terminal."""
-    if options.json:
-        yield Objects(running.store.url, options.every)
-    elif not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
-        yield Lines(running.store.url, options.every)
+    if options.json or not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+        display = _plain_display(options)
+        display.event("starting", f"starting on {running.store.url}", attempt=1)
+        yield display
     else:
         from arrowstate.cli.run_table import live_table
 
         with live_table(running.store.url) as table:
             yield table
+
+
+def _plain_display(options: argparse.Namespace) -> Objects | Lines:
+    return Objects(options.every) if options.json else Lines(options.every)
 
 
 def run_job(options: argparse.Namespace) -> int:
@@ -100,12 +105,19 @@ def run_job(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None:
             setattr(job, name, getattr(options, name))
     if options.begin_from is not None:
-        _begin_from(job, options.begin_from)
-    with _Signals() as signals, job.start(mode=options.mode) as running, _display_of(running, options) as display:
-        if not _watch(running, signals, display):
-            display.event("ended", "ended at once, without another checkpoint")
-            _close(running, signals.exit_code)
-            return signals.exit_code
+        _begin_from(job, options.begin_from, only_first=options.standby)
+    with _Signals() as signals:
+        if options.standby:
+            started = _stand_by(job, signals, options)
+            if started is None:
+                return 0
+        else:
+            started = job.start(mode=options.mode)
+        with started as running, _display_of(running, options) as display:
+            if not _watch(running, signals, display):
+                display.event("ended", "ended at once, without another checkpoint")
+                _close(running, signals.exit_code)
+                return signals.exit_code
     # Raises why it failed.
     snapshot = running.wait()
     text = f"finished at checkpoint {snapshot.checkpoint_id} of {running.store.url}"
@@ -117,6 +129,29 @@ def run_job(options: argparse.Namespace) -> int:
             savepoint = running.store.savepoint(place, checkpoint=snapshot.checkpoint_id).storage.url
     _tell(options, running, snapshot, text, savepoint)
     return 0
+
+
+def _stand_by(job: Job, signals: _Signals, options: argparse.Namespace) -> RunningJob | None:
+    """Stand by for a job; return it when it is taken over, None if it has ended by itself, or this was stopped."""
+    with job.stand_by(mode=options.mode) as standby:
+        told, url = "", standby.store.url
+        display = _plain_display(options)
+        display.event("standby", f"standing by for the job of {url}")
+        while not signals.count:
+            try:
+                running = standby.wait(_LOOK_MS)
+            except TimeoutError:
+                if standby.is_ready and standby.holder is not None and standby.holder != told:
+                    told = standby.holder
+                    display.event("ready", f"ready to take over; the job is run by {told}")
+                continue
+            if running is None:
+                display.event("ended", "the job has ended, and so does its standby")
+            else:
+                display.event("takeover", "the job is taken over")
+            return running
+        display.event("ended", "standing by no more")
+    return None
 
 
 def _watch(running: RunningJob, signals: _Signals, display: Display) -> bool:
@@ -170,11 +205,19 @@ def _close(running: RunningJob, exit_code: int) -> None:
         os._exit(exit_code)
 
 
-def _begin_from(job: Job, place: str) -> None:
+def _begin_from(job: Job, place: str, *, only_first: bool) -> None:
     """Have the job's store begin with a place, unless it has begun there, whatever the file says.
 
-    An older checkpoint of the store itself is taken again.
+    An older checkpoint of the store itself is taken again. With `only_first`, for who stands by, nothing that the store
+    has is replaced.
     """
+    if only_first:
+        if place.isdecimal():
+            raise InvalidInputError(
+                f"a standby goes on from the newest checkpoint; leave out --from {place}, or run without --standby"
+            )
+        job.from_savepoint = place
+        return
     from arrowstate.runtime.running import begin_from
 
     store = open_store(job.store, create=True, storage_options=job.storage_options)

@@ -61,9 +61,8 @@ _STATES = {
 class Lines:
     """A line for what happens, and for the figures from time to time, on stderr."""
 
-    def __init__(self, url: str, every_s: float) -> None:
+    def __init__(self, every_s: float) -> None:
         self._changes = _Changes(every_s)
-        self.event("starting", f"starting on {url}")
 
     def show(self, status: JobStatus) -> None:
         for event, text in self._changes.of(status):
@@ -77,9 +76,8 @@ class Lines:
 class Objects:
     """A JSON object in a line for each of them, on stdout."""
 
-    def __init__(self, url: str, every_s: float) -> None:
+    def __init__(self, every_s: float) -> None:
         self._changes = _Changes(every_s)
-        self.event("starting", f"starting on {url}", attempt=1)
 
     def show(self, status: JobStatus) -> None:
         for event, text in self._changes.of(status):

@@ -23,6 +23,7 @@ from arrowstate.files.savepoint_rows import cutoff_of
 from arrowstate.files.subtasks import restored_watermark, subtasks_of, whole_operators
 from arrowstate.html import table_html
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.jobs import drop_reports
 from arrowstate.query.expiry import UPDATED_COLUMN
 from arrowstate.query.state import StateReader
 from arrowstate.state.backend.keyed import KeyedStateBackend
@@ -164,6 +165,8 @@ def _and(texts: Sequence[str]) -> str:
 def collect_all(storage: Storage, *, clock_ms: Callable[[], int], new_id: Callable[[], str]) -> Collected:
     """Collect all checkpoints but the newest; return what was deleted, and what is left."""
     log = CommitLog(storage)
+    # The job is fenced by now; its report may have the row by which it failed.
+    drop_reports(storage)
     imported = (fence.properties.get(IMPORTED_FROM) for fence in _fences(log))
     imported_from = tuple(dict.fromkeys(str(said["url"]) for said in imported if isinstance(said, dict)))
     plan = plan_collection(

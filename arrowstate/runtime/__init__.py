@@ -38,6 +38,7 @@ from arrowstate.runtime.sources.files import FileSource
 from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource, TableSource
 from arrowstate.runtime.sources.postgres import PostgresCDCSource
 from arrowstate.runtime.sources.stores import ChangesSource, OutputSource
+from arrowstate.runtime.standing_by import Standby
 from arrowstate.runtime.status import ChannelStatus, JobStatus, TaskStatus
 from arrowstate.runtime.streams import ConnectedStreams, Stream
 from arrowstate.runtime.watermarks import Watermarks
@@ -84,6 +85,7 @@ __all__ = [
     "SinkWriter",
     "Source",
     "Split",
+    "Standby",
     "Stream",
     "TableSource",
     "TaskStatus",

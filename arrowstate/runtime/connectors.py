@@ -283,6 +283,13 @@ class Sink(ABC):
     def open(self, store_id: str, uid: str) -> None:  # noqa: B027
         """Called once before the first commit, each time the job starts."""
 
+    def end_others(self, store_id: str, uid: str) -> None:  # noqa: B027
+        """End what an earlier process of the job has begun and still holds, such as a transaction with a lock.
+
+        Called after `open`, each time the job starts: no other process may commit by then, and one that is suspended
+        lets go of nothing by itself.
+        """
+
     @abstractmethod
     def commit(self, rows: pa.Table, token: Token) -> None:
         """Make these rows visible, all or none of them, unless rows with this token are visible already.

@@ -235,3 +235,4 @@ class Declared(Protocol):
     spare_slot: bool
     retention: RetentionPolicy | None
     publish: Publish | None
+    lease_ms: int

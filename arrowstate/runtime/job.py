@@ -17,6 +17,7 @@ from arrowstate.runtime.declaring import check_stored, check_timestamps
 from arrowstate.runtime.graph import Graph, Mode, SourceNode
 from arrowstate.runtime.restart import Restart
 from arrowstate.runtime.running import RunningJob, start
+from arrowstate.runtime.standing_by import Standby
 from arrowstate.runtime.streams import Stream
 from arrowstate.runtime.watermarks import Watermarks
 from arrowstate.schema.types import check_type
@@ -76,6 +77,9 @@ class Job:
         Where each checkpoint is published as open tables, see `StateStore.publish`: a folder or URL, or an
         `arrowstate.Publish`. It is done beside the job, no checkpoint waits for it, and a publication that fails is
         logged as a warning. None publishes nothing.
+    lease_ms
+        For slots in processes or threads: for so long after its last sign of life nobody who stands by takes the job
+        for dead, at least 100 ms. It renews its lease three times in this time. See `stand_by`.
 
     Examples
     --------
@@ -117,6 +121,7 @@ class Job:
         spare_slot: bool = True,
         retention: RetentionPolicy | None = DEFAULT_RETENTION,
         publish: Publish | str | Path | None = None,
+        lease_ms: int = 10_000,
     ) -> None:
         self.store = store
         self.parallelism = check_integer("parallelism", parallelism, 1, MAX_PARALLELISM)
@@ -132,6 +137,7 @@ class Job:
         self.spare_slot = spare_slot
         self.retention = check_retention(retention)
         self.publish = check_publish(publish)
+        self.lease_ms = check_integer("lease_ms", lease_ms, 100, unit="milliseconds")
         self.task_timeout_ms = check_integer("task_timeout_ms", task_timeout_ms, 1, optional=True)
         self.graph = Graph()
 
@@ -220,6 +226,41 @@ class Job:
         if not self.graph.sources:
             raise InvalidInputError("a job needs a source; make one with job.source(...)")
         return start(self, mode, seed)
+
+    def stand_by(self, *, mode: Literal["processes", "threads"] = "processes") -> Standby:
+        """Stand by for the job, which another process runs on the same store, and take over when that one is gone.
+
+        Parameters
+        ----------
+        mode
+            Where slots run, as for `start`. Slots in processes are started now, and wait.
+
+        Returns
+        -------
+        Standby
+            To be used in a `with` block; its `wait` returns the running job.
+
+        Raises
+        ------
+        InvalidInputError
+            If the job has no source, the store has state that the job does not declare, or a part of the job cannot be
+            pickled.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from arrowstate.runtime import Job, OutputTable, TableSource
+        >>> job = Job("memory://stand-by-example", lease_ms=100)
+        >>> job.source(TableSource(pa.table({"n": [1, 2, 3]})), uid="numbers").sink(OutputTable("copy"))
+        >>> with job.stand_by(mode="threads") as standby:
+        ...     running = standby.wait()  # nobody runs the job, so its lease has ended after 100 ms
+        >>> with running:
+        ...     running.wait().sql("select count(*) from copy.rows").fetchall()
+        [(3,)]
+        """
+        if not self.graph.sources:
+            raise InvalidInputError("a job needs a source; make one with job.source(...)")
+        return Standby(self, mode)
 
     def run(self, *, mode: Mode = "processes", seed: int = 0) -> Snapshot:
         """Run the job to the end of its input, and return the snapshot that it ended with; errors as for `start`.

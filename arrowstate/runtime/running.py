@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from arrowstate.checkpoints.committing import Committer
 from arrowstate.checkpoints.importing import ClaimMode, import_checkpoint
-from arrowstate.errors import IncompatibleStateError, InvalidInputError, JobFailedError, StoreNotFoundError
+from arrowstate.errors import FencedError, IncompatibleStateError, InvalidInputError, JobFailedError, StoreNotFoundError
 from arrowstate.files.notes import begun_from
 from arrowstate.files.savepoint import open_savepoint_place, savepoint_place
 from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry, newest_id, open_store_document
+from arrowstate.log.jobs import JobReport, drop_reports, newest_report, report_of
 from arrowstate.publish.beside import publisher_of_writer
 from arrowstate.query.beside import select_beside
 from arrowstate.runtime.connectors import PreparingSink, Sink
@@ -32,6 +33,8 @@ from arrowstate.runtime.core.coordinator import RestartStatus
 from arrowstate.runtime.drivers.inline import Inline, InlineDriver
 from arrowstate.runtime.drivers.timed import TimedDriver
 from arrowstate.runtime.graph import Declared, Graph, Mode, SinkNode, SourceNode, StatefulNode
+from arrowstate.runtime.lease import JobLease
+from arrowstate.runtime.reporting import Account, Look, Reporter
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.runtime.status import JobStatus, status_of
 from arrowstate.runtime.tables import status_tables
@@ -51,6 +54,8 @@ from arrowstate_formats.key_groups import check_max_parallelism, default_max_par
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyRelation
+
+    from arrowstate.runtime.drivers.ready import ReadySlots
 
 
 class Driver(Protocol):
@@ -82,7 +87,15 @@ class RunningJob:
     ('finished', [(3,)])
     """
 
-    def __init__(self, job: Declared, store: StateStore, mode: Mode, seed: int, committer: Committer) -> None:
+    def __init__(
+        self,
+        job: Declared,
+        store: StateStore,
+        mode: Mode,
+        seed: int,
+        committer: Committer,
+        ready: ReadySlots | None = None,
+    ) -> None:
         self._job = job
         self.store = store
         "The store of the job, to read."
@@ -96,7 +109,10 @@ class RunningJob:
         self._parallelism = job.parallelism
         self._max_parallelism = _max_parallelism(job, self._newest())
         self._driver: Any = None
+        self._ready = ready
         is_beside = mode != "inline"
+        # A job whose clock stands still has no lease.
+        self._reporter = self._make_reporter() if is_beside else None
         collector = collector_of_writer(
             store.storage,
             job.retention,
@@ -114,7 +130,15 @@ class RunningJob:
             is_beside=is_beside,
         )
         self._after_commits = tuple(item for item in (publisher, collector) if item is not None)
-        self._begin()
+        if self._reporter is None:
+            self._begin()
+            return
+        try:
+            self._begin()
+        except BaseException as error:
+            self._reporter.failed(error)
+            raise
+        self._reporter.start()
 
     def __repr__(self) -> str:
         return f"<RunningJob in {self.store.url}: {self.status().state}>"
@@ -364,6 +388,7 @@ class RunningJob:
                 break
         for told in self._after_commits:
             told.end(is_last_due=error is None)
+        self._report()
         if isinstance(error, JobFailedError):
             raise error
         if error is not None:
@@ -397,6 +422,7 @@ class RunningJob:
         driver.close()
         for told in self._after_commits:
             told.close(is_last_due=driver.call(lambda job: job.error) is None)
+        self._report()
 
     def _settled(self, left: _Left) -> Any:
         """Return what runs the job, when no other is about to take its place."""
@@ -404,6 +430,34 @@ class RunningJob:
             if not self._changed.wait_for(lambda: self._driver.coordinator.state != "rescaling", left.seconds):
                 raise TimeoutError(left.text)
             return self._driver
+
+    def _make_reporter(self) -> Reporter:
+        store, epoch, now_ms = self.store, self._committer.epoch, self.store.clock_ms()
+        before = newest_report(store.storage)
+        sources = (node.uid for node in self._job.graph.sources)
+        interval_ms = self._job.options.interval_ms
+        account = Account(JobReport() if before is None else report_of(before), interval_ms, sources, now_ms)
+        lease = JobLease(store.storage, epoch, self._job.lease_ms, clock_ms=store.clock_ms)
+        reporter = Reporter(lease, account, self._look, self._fenced, store.clock_ms)
+        reporter.begin()
+        drop_reports(store.storage, below=epoch)
+        return reporter
+
+    def _look(self) -> Look:
+        look: Look = self._driver.call(
+            lambda job: Look(status_of(job, self._job.graph), tuple(job.failures), job.error)
+        )
+        return look
+
+    def _fenced(self, error: FencedError) -> None:
+        if self._driver is None:
+            raise error
+        self._driver.call(lambda job: job.fenced(error))
+
+    def _report(self) -> None:
+        """Say how the job is, at its end for the last time."""
+        if self._reporter is not None:
+            self._reporter.look()
 
     def _newest(self) -> LogEntryDocument | None:
         return CommitLog(self.store.storage).history().checkpoint
@@ -422,6 +476,8 @@ class RunningJob:
             self._max_parallelism,
             store.new_id,
             after_commits=self._after_commits,
+            lease=None if self._reporter is None else self._reporter.lease,
+            on_close=self._report,
         )
         driver: InlineDriver | TimedDriver
         if self._mode == "inline":
@@ -438,7 +494,8 @@ class RunningJob:
             )
             driver = InlineDriver(inline)
         else:
-            driver = TimedDriver(job, setting, store.storage, entries, self._mode)
+            ready, self._ready = self._ready, None
+            driver = TimedDriver(job, setting, store.storage, entries, self._mode, ready)
         driver.call(lambda coordinator: coordinator.begin(past))
         self._driver = driver
 
@@ -484,10 +541,21 @@ def start(job: Declared, mode: Mode, seed: int) -> RunningJob:
     store = open_store(job.store, create=True, storage_options=job.storage_options)
     if job.from_savepoint is not None:
         begin_from(job, store, job.from_savepoint)
-    newest = CommitLog(store.storage).history().checkpoint
-    _check_store(job, newest, store.storage)
-    committer = Committer(store.storage, clock_ms=store.clock_ms, new_id=store.new_id, properties={"writer": "runtime"})
-    return RunningJob(job, store, mode, seed, committer)
+    check_store(job, CommitLog(store.storage).history().checkpoint, store.storage)
+    return RunningJob(job, store, mode, seed, committer_of(store))
+
+
+def committer_of(store: StateStore, check: Callable[[CommittedEntry | None], None] | None = None) -> Committer:
+    """Take the fence of a store for a job; `check` refuses an entry that it is not to follow."""
+    return Committer(
+        store.storage, clock_ms=store.clock_ms, new_id=store.new_id, properties={"writer": "runtime"}, check=check
+    )
+
+
+def setting_of(job: Declared, store: StateStore, newest: LogEntryDocument | None) -> Setting:
+    """Return what the slots of a job are told, if it begins with a checkpoint."""
+    maximum = _max_parallelism(job, newest)
+    return Setting(store.store_id, job.parallelism, maximum, exactly_once=job.mode == "exactly-once")
 
 
 def begin_from(job: Declared, store: StateStore, given: str | Path | Snapshot, *, anew: bool = False) -> None:
@@ -510,7 +578,7 @@ def begin_from(job: Declared, store: StateStore, given: str | Path | Snapshot, *
             store.rollback(source.checkpoint_id, comment="arrowstate run --from")
             return
         _max_parallelism(job, source.entry)
-        _check_store(job, source.entry, source.storage)
+        check_store(job, source.entry, source.storage)
         with suppress(_BegunError), recorded("import", store.url, store.clock_ms()) as recording:
             entry = import_checkpoint(
                 store.storage,
@@ -578,7 +646,7 @@ def _max_parallelism(job: Declared, newest: LogEntryDocument | None) -> int:
     return maximum
 
 
-def _check_store(job: Declared, newest: LogEntryDocument | None, storage: Storage) -> None:
+def check_store(job: Declared, newest: LogEntryDocument | None, storage: Storage) -> None:
     """Refuse a store with state that the job would drop, or that is of another kind than the job's."""
     graph: Graph = job.graph
     operators = newest.operators if newest is not None else ()

@@ -103,6 +103,7 @@ class Follower:
         self._lease: CheckpointLease | None = None
         self._used: dict[str | tuple[str, str], tuple[str, str]] = {}
         "By how they were asked for, the states that are opened before a checkpoint is shown."
+        self._opens_all = False
         self._refreshing = threading.Lock()
         self._swapped = threading.Condition()
         self._closed = threading.Event()
@@ -195,6 +196,12 @@ class Follower:
             raise TimeoutError(f"checkpoint {checkpoint_id} of {self._storage.url} has not come within {timeout_s:g} s")
         return self.snapshot
 
+    def keep_open(self) -> None:
+        """Keep the files of all states open, of this checkpoint and of each that comes, so that no lookup opens one."""
+        self._opens_all = True
+        if self._current is not None:
+            _open(self._current, _states_of(self._current))
+
     def refresh(self) -> bool:
         """Look for a newer checkpoint now, instead of at the next interval; return whether there was one.
 
@@ -246,10 +253,8 @@ class Follower:
             if ended is not None:
                 ended.leave()
         snapshot = self._snapshot_of(committed.document)
-        for state in set(self._used.copy().values()):
-            # Who asks for a row of it does not wait until its files are open.
-            if state[1] in snapshot.operators.get(state[0], ()):
-                snapshot.open_state(state)
+        # Who asks for a row does not wait until its files are open.
+        _open(snapshot, _states_of(snapshot) if self._opens_all else set(self._used.copy().values()))
         is_new = self._current is None or self._current.entry.commit_id != committed.document.commit_id
         self._held.append(_Held(committed, weakref.ref(snapshot)))
         with self._swapped:
@@ -311,6 +316,16 @@ class Follower:
         committed_at_ms = snapshot.entry.committed_at_ms
         age_ms = max(0, self._clock_ms() - committed_at_ms)
         return Answer(found, snapshot.checkpoint_id, committed_at_ms, age_ms)
+
+
+def _states_of(snapshot: Snapshot) -> set[tuple[str, str]]:
+    return {(uid, state) for uid, states in snapshot.operators.items() for state in states}
+
+
+def _open(snapshot: Snapshot, states: set[tuple[str, str]]) -> None:
+    for uid, state in states:
+        if state in snapshot.operators.get(uid, ()):
+            snapshot.open_state((uid, state))
 
 
 class _Nothing:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from arrowstate.errors import CorruptDataError
 from arrowstate.log.boundary import Boundary, number_of
 from arrowstate.log.entries import HINT_PATH, STORE_PATH
+from arrowstate.log.jobs import JOB_FOLDER
 from arrowstate.log.pins import LEASE_FOLDER, TAG_FOLDER
 from arrowstate.storage.base import Storage, listed_pages
 
@@ -55,7 +56,7 @@ class StoredFiles:
                 self.statements.append(statement)
             elif (
                 path not in (STORE_PATH, HINT_PATH)
-                and not path.startswith((LEASE_FOLDER, TAG_FOLDER))
+                and not path.startswith((LEASE_FOLDER, TAG_FOLDER, JOB_FOLDER))
                 and number_of(path) is None
             ):
                 self._others.append(path)

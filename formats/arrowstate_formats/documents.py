@@ -1,4 +1,4 @@
-"""The JSON documents of a store: identity, manifests, log entries, tags, leases and boundaries.
+"""The JSON documents of a store: identity, manifests, log entries, tags, leases, boundaries and jobs.
 
 One frozen struct per document or part of one; `encode` writes it in a stable form and `decode` reads
 it strictly. An unknown field is an error, because ignoring it could mean to overlook a file that is
@@ -35,7 +35,7 @@ from arrowstate_formats.document_base import (
     plain_json,
 )
 from arrowstate_formats.document_text import decode, decode_inline, encode, encode_inline, pack, unpack
-from arrowstate_formats.kept_documents import BoundaryDocument, LeaseDocument, ParentDocument, TagDocument
+from arrowstate_formats.kept_documents import BoundaryDocument, JobDocument, LeaseDocument, ParentDocument, TagDocument
 from arrowstate_formats.key_groups import MAX_PARALLELISM
 from arrowstate_formats.run_documents import (
     BatchDocument,
@@ -58,6 +58,7 @@ __all__ = [
     "DeletionVectorDocument",
     "DirectoryDocument",
     "Document",
+    "JobDocument",
     "KeyHashDocument",
     "LeaseDocument",
     "LogEntryDocument",

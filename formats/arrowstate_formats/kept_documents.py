@@ -1,11 +1,11 @@
-"""What a store keeps, and how far it was collected: tags, leases, and the documents of collections.
+"""What a store keeps, how far it was collected, and who runs its job: tags, leases, collections, reports of jobs.
 
-Each of them names log entries by number and checksum. Specification: formats/spec/collection.md.
+Most of them name log entries by number and checksum. Specification: formats/spec/collection.md, formats/spec/jobs.md.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -78,3 +78,20 @@ class BoundaryDocument(PinnedDocument, frozen=True, kw_only=True):
     condemned: list[StoredPath]
     waiting: dict[StoredPath, Milliseconds]
     taken: dict[StoredPath, Count] = msgspec.field(default_factory=dict)
+
+
+class JobDocument(PinnedDocument, frozen=True, kw_only=True):
+    """`jobs/<writer epoch>.json`: who runs the job of the store, for how long without another word, and how it is.
+
+    It is replaced again and again while the job runs, by this job alone; its last form says how the job ended.
+    """
+
+    free_form: ClassVar[tuple[str, ...]] = ("extensions", "report")
+
+    writer_epoch: Count
+    holder: str
+    lease_ms: Count
+    renewal: Count
+    state: Text
+    written_at_ms: Milliseconds
+    report: dict[str, Any] = {}

@@ -17,6 +17,7 @@ from arrowstate_formats.document_base import Int64
 from arrowstate_formats.documents import (
     BoundaryDocument,
     Document,
+    JobDocument,
     LeaseDocument,
     LogEntryDocument,
     ManifestDocument,
@@ -35,6 +36,7 @@ SCHEMAS: dict[str, type[Document]] = {
     "tag.json": TagDocument,
     "lease.json": LeaseDocument,
     "boundary.json": BoundaryDocument,
+    "job.json": JobDocument,
 }
 
 

@@ -125,6 +125,16 @@ LEASE: Json = {
     "expires_at_ms": 5,
     "holder": "",
 }
+JOB: Json = {
+    **PINNED,
+    "writer_epoch": 3,
+    "holder": "",
+    "lease_ms": 10000,
+    "renewal": 7,
+    "state": "running",
+    "written_at_ms": 5,
+    "report": {"attempt": 2, "of": [{"any": [1.5, None]}]},
+}
 FOLLOWING: Json = {**LEASE, "features": ["lease.later"]}
 GOOD: dict[str, tuple[str, Json]] = {
     "store": ("store", STORE),
@@ -136,6 +146,7 @@ GOOD: dict[str, tuple[str, Json]] = {
     "tag": ("tag", TAG),
     "lease": ("lease", LEASE),
     "lease-of-later": ("lease", FOLLOWING),
+    "job": ("job", JOB),
 }
 
 

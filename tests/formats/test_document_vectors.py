@@ -14,6 +14,7 @@ from arrowstate_formats import CorruptDataError, FormatVersionError
 from arrowstate_formats.document_text import _own_checksum
 from arrowstate_formats.documents import (
     Document,
+    JobDocument,
     LeaseDocument,
     LogEntryDocument,
     ManifestDocument,
@@ -34,6 +35,7 @@ KINDS: dict[str, type[Document]] = {
     "subtasks": SubtasksDocument,
     "tag": TagDocument,
     "lease": LeaseDocument,
+    "job": JobDocument,
 }
 
 

@@ -22,6 +22,7 @@ from arrowstate_formats.documents import (
     DeletionVectorDocument,
     DirectoryDocument,
     Document,
+    JobDocument,
     LeaseDocument,
     LogEntryDocument,
     ManifestDocument,
@@ -130,7 +131,10 @@ BOUNDARY = BoundaryDocument(
     condemned=["log/1.json"],
     waiting={"data/a/b/c.arrow": 4},
 )
-DOCUMENTS: list[Document] = [STORE, MANIFEST, ENTRY, TAG, LEASE, BOUNDARY]
+JOB = JobDocument(
+    writer_epoch=3, holder="ä", lease_ms=10_000, renewal=7, state="running", written_at_ms=5, report={"attempt": 2}
+)
+DOCUMENTS: list[Document] = [STORE, MANIFEST, ENTRY, TAG, LEASE, BOUNDARY, JOB]
 VERSIONED = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: type(document).__name__)
 
 

@@ -16,6 +16,7 @@ from arrowstate_formats.documents import (
     DeletionVectorDocument,
     DirectoryDocument,
     Document,
+    JobDocument,
     LeaseDocument,
     LogEntryDocument,
     ManifestDocument,
@@ -39,6 +40,7 @@ KINDS: dict[str, type[Document]] = {
     "subtasks": SubtasksDocument,
     "tag": TagDocument,
     "lease": LeaseDocument,
+    "job": JobDocument,
 }
 
 # Each round is a process that has imported everything and has read nothing: a fork costs far less than a start.

@@ -11,6 +11,7 @@ import pytest
 from arrowstate_formats.documents import (
     BoundaryDocument,
     Document,
+    JobDocument,
     LeaseDocument,
     LogEntryDocument,
     ManifestDocument,
@@ -62,6 +63,7 @@ def test_the_python_of_a_text_runs(path: Path) -> None:
     [
         ("spec/manifests-and-log.md", [StoreDocument, LogEntryDocument, ManifestDocument]),
         ("spec/collection.md", [TagDocument, LeaseDocument, BoundaryDocument]),
+        ("spec/jobs.md", [JobDocument]),
     ],
 )
 def test_the_documents_of_the_specification_are_documents_as_they_are_written(

@@ -28,6 +28,7 @@ from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SplitState, StatePart, TaskHandle
 from arrowstate.runtime.core.reading import split_type, splits_to_arrow
 from arrowstate.runtime.graph import Graph, SinkNode, SourceNode, StatefulNode
+from arrowstate.runtime.lease import JobLease
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.storage.base import Storage
 from arrowstate.upkeep.beside import Beside
@@ -92,9 +93,14 @@ class Entries:
     "What sinks have not had, oldest first."
     begun_from: str | None = None
     "The savepoint, checkpoint or store with which the job has begun."
+    lease: JobLease | None = None
+    "Looked at before anything is done that others see; None for a job that nobody stands by for."
+    on_close: Callable[[], None] | None = None
+    "Called when the job needs the sinks no more."
 
     def restore(self) -> LogEntryDocument | None:
         """Return the newest checkpoint, after the sinks have got what it keeps for them."""
+        self._check_lease()
         entry = CommitLog(self.storage).history().checkpoint
         self._open_sinks()
         # A sink that the job no longer declares was let go, and so were its rows.
@@ -175,6 +181,7 @@ class Entries:
             parts = [item for item in self.waiting if item.place == first.place]
             node = by_uid[first.uid]
             table = pa.Table.from_batches([self._rows(item) for item in parts])
+            self._check_lease()
             with explained(first.uid, f"the commit of rows of checkpoint {first.epoch}"):
                 if isinstance(node.sink, Sink):
                     token = Token(first.store_id, first.uid, first.epoch, first.subtask)
@@ -185,11 +192,20 @@ class Entries:
 
     def close(self) -> None:
         """Close the sinks."""
-        if self.opened:
-            self.opened = False
-            for node in self._sinks():
-                if isinstance(node.sink, Sink):
-                    node.sink.close()
+        try:
+            if self.opened:
+                self.opened = False
+                for node in self._sinks():
+                    if isinstance(node.sink, Sink):
+                        node.sink.close()
+        finally:
+            if self.on_close is not None:
+                self.on_close()
+
+    def _check_lease(self) -> None:
+        """Refuse what others see to a job that slept while another took over; tokens are for what is faster."""
+        if self.lease is not None:
+            self.lease.check()
 
     def _open_sinks(self) -> None:
         if not self.opened:
@@ -198,6 +214,7 @@ class Entries:
                 if isinstance(node.sink, Sink):
                     with explained(node.uid, "open"):
                         node.sink.open(self.store_id, node.uid)
+                        node.sink.end_others(self.store_id, node.uid)
 
     def _sinks(self) -> list[SinkNode]:
         return [node for node in self.graph.sinks if isinstance(node.sink, (Sink, PreparingSink))]

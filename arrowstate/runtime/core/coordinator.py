@@ -333,7 +333,7 @@ class Coordinator:
         """End the attempt, and begin another if the strategy says so and it would not fail just so."""
         self._failed(error, is_final=is_unrecoverable(error))
 
-    def _fenced(self, error: FencedError) -> None:
+    def fenced(self, error: FencedError) -> None:
         """End the job: another one writes to its store."""
         if not self.is_over:
             _log_failure(self.attempt, error, "", None)
@@ -344,7 +344,7 @@ class Coordinator:
         self._has_begun = self._has_begun or error is None
         self._do(self._checkpoints.committed(self._outside.now_ms(), checkpoint_id, error))
         if isinstance(error, FencedError):
-            self._fenced(error)
+            self.fenced(error)
         if self.state == "failing" and not self._checkpoints.is_committing:
             self._checkpoints.put_away()
             self._wait()

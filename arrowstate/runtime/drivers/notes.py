@@ -74,6 +74,11 @@ class Page:
         """Have this process write the stack of the thread that gets the signal, which is the main one."""
         faulthandler.register(signal.SIGUSR2, file=self.file, all_threads=False, chain=False)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the slot has loaded all that it needs."""
+        return self.notes[BEAT] != 0
+
     def look(self, tasks: Sequence[str]) -> Look:
         """Return what the slot is doing; `tasks` are its tasks in their order."""
         since, task, beat = self.notes[BUSY_SINCE], self.notes[TASK], self.notes[BEAT]

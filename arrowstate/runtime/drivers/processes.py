@@ -61,8 +61,17 @@ class _Process:
 class ProcessSlots:
     """Slots in processes."""
 
-    def __init__(self, job: Declared, setting: Setting, post: Callable[[Callable[[Any], None]], None]) -> None:
+    def __init__(
+        self,
+        job: Declared,
+        setting: Setting,
+        post: Callable[[Callable[[Any], None]], None],
+        *,
+        is_ready: bool = False,
+    ) -> None:
         self._post = post
+        # Kernels are loaded before rows come, if there is time for it.
+        self._loads_all = is_ready
         self._timeout_ms = job.task_timeout_ms
         if not hasattr(socket, "send_fds"):
             raise InvalidInputError(
@@ -100,6 +109,18 @@ class ProcessSlots:
         self._starter = ThreadPoolExecutor(1, "arrowstate-start")
         self._starter.submit(self._start, self._numbers).result()
         threading.Thread(target=self._look_after, name="arrowstate-look", daemon=True).start()
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether none has died."""
+        with self._lock:
+            return not any(process.ended for process in self._processes.values())
+
+    @property
+    def are_loaded(self) -> bool:
+        """Whether all have loaded what they need."""
+        with self._lock:
+            return all(process.page.has_begun for process in self._processes.values())
 
     def tell(self, slot: int, message: ToSlot) -> None:
         with self._lock:
@@ -152,7 +173,9 @@ class ProcessSlots:
         for number in numbers:
             self._generation += 1
             spare, self._spare = self._spare, None
-            process = spare if spare is not None and spare.popen.poll() is None else self._launch()
+            process = (
+                spare if spare is not None and spare.popen.poll() is None else self._launch(loads_all=self._loads_all)
+            )
             process.generation = self._generation
             with self._lock:
                 self._processes[number] = process
@@ -168,7 +191,7 @@ class ProcessSlots:
                 if number in new or other in new:
                     self._link(number, other)
 
-    def _launch(self, *, is_spare: bool = False) -> _Process:
+    def _launch(self, *, loads_all: bool) -> _Process:
         """Start a process, which loads all that it needs and waits for the number of its slot."""
         control, theirs = socket.socketpair()
         passing, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -195,12 +218,12 @@ class ProcessSlots:
         given.close()
         process = _Process(popen, Connection(control), passing, page, 0)
         with suppress(OSError):
-            process.control.send({**self._plan, "is_spare": is_spare})
+            process.control.send({**self._plan, "loads_all": loads_all})
         return process
 
     def _keep_spare(self) -> None:
         if self._spare is None and not self._closing:
-            self._spare = self._launch(is_spare=True)
+            self._spare = self._launch(loads_all=True)
 
     def _link(self, number: int, other: int) -> None:
         one, two = socket.socketpair()

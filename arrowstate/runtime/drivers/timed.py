@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from arrowstate.clock import now_ms
 from arrowstate.runtime.core.assembling import Entries
@@ -21,6 +21,9 @@ from arrowstate.runtime.core.messages import ToSlot
 from arrowstate.runtime.drivers.threading_internals import before_executors_end
 from arrowstate.runtime.graph import Declared
 from arrowstate.storage.base import Storage
+
+if TYPE_CHECKING:
+    from arrowstate.runtime.drivers.ready import ReadySlots
 
 T = TypeVar("T")
 _logger = logging.getLogger("arrowstate.runtime")
@@ -46,7 +49,13 @@ class TimedDriver:
     """Runs the coordinator: events come one after another, from slots, from work that was done, and from users."""
 
     def __init__(
-        self, job: Declared, setting: Setting, storage: Storage, entries: Entries, mode: Literal["threads", "processes"]
+        self,
+        job: Declared,
+        setting: Setting,
+        storage: Storage,
+        entries: Entries,
+        mode: Literal["threads", "processes"],
+        ready: ReadySlots | None = None,
     ) -> None:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -60,9 +69,13 @@ class TimedDriver:
             from arrowstate.runtime.drivers.threads import ThreadSlots
 
             self._slots = ThreadSlots(job.graph, setting, storage, self.post)
+        elif ready is not None and ready.setting == setting:
+            self._slots = ready.take(self.post)
         else:
             from arrowstate.runtime.drivers.processes import ProcessSlots
 
+            if ready is not None:
+                ready.close()
             self._slots = ProcessSlots(job, setting, self.post)
         self._thread.start()
         _OPEN.add(self)

@@ -85,7 +85,7 @@ class Worker:
         if any(isinstance(node, StatefulNode) for node in graph.tasks):
             # The first kernel would load numba, and the first step would seem to hang where little time is given.
             load_compiler()
-            if plan.get("is_spare"):
+            if plan.get("loads_all"):
                 load_kernels()
         storage = open_storage(plan["store"], storage_options=plan["storage_options"])
         self._schemas: list[pa.Schema] = [edge.schema for edge in graph.edges]

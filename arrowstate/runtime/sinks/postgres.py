@@ -15,6 +15,7 @@ from arrowstate.query.changes import ADDED, REMOVED
 from arrowstate.runtime.connectors import Sink, Token
 from arrowstate.runtime.postgres_session import checked_conninfo, connect
 from arrowstate.runtime.sinks.postgres_rows import as_copy_text
+from arrowstate_formats.run_files import checksum
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -31,6 +32,9 @@ where i.indrelid = to_regclass(%s) and i.indisunique and i.indisvalid and i.indi
 """
 
 
+_END_OTHERS = (
+    "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s and pid <> pg_backend_pid()"
+)
 _ROW, _REMOVED = "arrowstate_row", "arrowstate_removed"
 """Columns that rows have on their way: their number, and whether they are there no more."""
 
@@ -105,6 +109,8 @@ class PostgresSink(Sink):
         self.key = None if key is None else list(key)
         self.operation = operation
         self._connection: Connection[Any] | None = None
+        self._session: str | None = None
+        "By what the database knows the connections of this sink of a job; None where no job has opened it."
 
     def __repr__(self) -> str:
         # Without what may have a password.
@@ -121,10 +127,11 @@ class PostgresSink(Sink):
                     f"sink {uid!r}: {name} is {column!r}, and the rows have only {', '.join(schema.names)}"
                 )
 
-    def open(self, store_id: str, uid: str) -> None:  # noqa: ARG002
+    def open(self, store_id: str, uid: str) -> None:
         """Connect, look for the table, and make that of the tokens where it is missing."""
         from psycopg import errors, sql
 
+        self._session = f"arrowstate {checksum(f'{store_id}/{uid}'.encode())}"
         if not self._has(self.table):
             where = "on the search path of" if self.schema is None else f"in schema {self.schema!r} of"
             raise InvalidInputError(f"there is no table {self.table!r} {where} the database; make it first")
@@ -139,6 +146,14 @@ class PostgresSink(Sink):
         # Another job may make it in the same moment.
         with suppress(errors.UniqueViolation, errors.DuplicateTable):
             self._in_transaction(lambda connection: connection.execute(statement))
+
+    def end_others(self, store_id: str, uid: str) -> None:  # noqa: ARG002
+        """End the sessions of an earlier process of the job: one that is suspended would hold its locks for ever."""
+        from psycopg import errors
+
+        # Who may not end a session of another role waits for its locks.
+        with suppress(errors.InsufficientPrivilege):
+            self._in_transaction(lambda connection: connection.execute(_END_OTHERS, (self._session,)))
 
     def commit(self, rows: pa.Table, token: Token) -> None:
         """Add rows, and their token, unless it is there."""
@@ -246,7 +261,8 @@ class PostgresSink(Sink):
         while True:
             is_new = self._connection is None
             if self._connection is None:
-                self._connection = connect(self.conninfo)
+                named: dict[str, Any] = {} if self._session is None else {"application_name": self._session}
+                self._connection = connect(self.conninfo, **named)
             try:
                 with self._connection.transaction():
                     return act(self._connection)
