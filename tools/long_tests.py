@@ -207,14 +207,20 @@ PARTS = (
     ),
     Part(
         "runtime-kills",
-        "350 rounds of SIGKILL of slots and of whole jobs of the runtime, 50 of them with PostgreSQL as the sink, 50 "
-        "from and to PostgreSQL, 50 from and to Kafka; 50 of jobs that are killed or suspended beside a standby",
+        "450 rounds of SIGKILL of slots and of whole jobs of the runtime, 50 of them with PostgreSQL as the sink, 50 "
+        "each from and to PostgreSQL, Kafka, Delta and Iceberg; 50 of jobs that are killed or suspended beside a "
+        "standby",
         (
             script("tests/runtime/kill_rounds.py", "--folder", "{folder}/kills", "--rounds", "200"),
             script(
                 "tests/runtime/kill_rounds.py", "--folder", "{folder}/postgres", "--rounds", "50", "--sink", "postgres"
             ),
-            script("tests/runtime/kill_rounds.py", "--folder", "{folder}/kafka", "--rounds", "50", "--sink", "kafka"),
+            *(
+                script(
+                    "tests/runtime/kill_rounds.py", "--folder", f"{{folder}}/{sink}", "--rounds", "50", "--sink", sink
+                )
+                for sink in ("kafka", "delta", "iceberg")
+            ),
             script("tests/runtime/postgres_kill_rounds.py", "--rounds", "50"),
             script("tests/runtime/standby_rounds.py", "--rounds", "50"),
         ),

@@ -34,7 +34,9 @@ from arrowstate.runtime.sinks.iceberg import IcebergSink
 from arrowstate.runtime.sinks.parquet import BulkParquetSink, ParquetSink
 from arrowstate.runtime.sinks.postgres import PostgresSink
 from arrowstate.runtime.sinks.table import OutputTable
+from arrowstate.runtime.sources.delta import DeltaSource
 from arrowstate.runtime.sources.files import FileSource
+from arrowstate.runtime.sources.iceberg import IcebergSource
 from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource, TableSource
 from arrowstate.runtime.sources.postgres import PostgresCDCSource
 from arrowstate.runtime.sources.stores import ChangesSource, OutputSource
@@ -52,6 +54,7 @@ __all__ = [
     "CoBatchFunction",
     "ConnectedStreams",
     "DeltaSink",
+    "DeltaSource",
     "DirectSink",
     "EndOfSplit",
     "FileSource",
@@ -59,6 +62,7 @@ __all__ = [
     "FunctionSink",
     "GeneratorSource",
     "IcebergSink",
+    "IcebergSource",
     "IteratorSource",
     "Job",
     "JobStatus",

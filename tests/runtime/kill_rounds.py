@@ -1,4 +1,4 @@
-"""`tests/runtime/kill_rounds.py --rounds N [--sink postgres|kafka]`: see `tests/support/runtime_kill_rounds.py`."""
+"""`tests/runtime/kill_rounds.py --rounds N [--sink postgres|kafka|...]`: see `tests/support/runtime_kill_rounds.py`."""
 
 import sys
 from pathlib import Path

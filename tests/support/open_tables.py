@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
+from deltalake import Field as DeltaField
+from deltalake.schema import PrimitiveType
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType
 
-from arrowstate.runtime import DeltaSink, IcebergSink
+from arrowstate.runtime import DeltaSink, DeltaSource, IcebergSink, IcebergSource
 
 
 class OpenTable(ABC):
@@ -33,6 +39,30 @@ class OpenTable(ABC):
     @abstractmethod
     def sink(self) -> Any:
         """Return a sink of the table."""
+
+    @abstractmethod
+    def source(self, **options: Any) -> Any:
+        """Return a source of the table that looks each time."""
+
+    @abstractmethod
+    def newest(self) -> dict[str, int]:
+        """Return the option of a source that begins with the table as it is now."""
+
+    @abstractmethod
+    def delete(self, predicate: str) -> None:
+        """Delete rows as another writer."""
+
+    @abstractmethod
+    def compact(self) -> None:
+        """Join the files."""
+
+    @abstractmethod
+    def add_column(self, name: str) -> None:
+        """Add a column of int64."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Let go of all but the newest version and its files."""
 
     @abstractmethod
     def append(self, rows: pa.Table) -> None:
@@ -73,8 +103,36 @@ class Delta(OpenTable):
     def sink(self) -> DeltaSink:
         return DeltaSink(self.path)
 
+    def source(self, **options: Any) -> DeltaSource:
+        return DeltaSource(self.path, **{"discovery_ms": 0, **options})
+
+    def newest(self) -> dict[str, int]:
+        return {"version": self.table.version()}
+
+    def delete(self, predicate: str) -> None:
+        self.table.delete(predicate)
+
+    def compact(self) -> None:
+        self.table.optimize.compact()
+
+    def add_column(self, name: str) -> None:
+        self.table.alter.add_columns([DeltaField(name, PrimitiveType("long"))])
+
+    def forget(self) -> None:
+        table = self.table
+        newest = table.version()
+        table.vacuum(0, enforce_retention_duration=False, dry_run=False)
+        self.table.create_checkpoint()
+        for version in range(newest):
+            self.log(version).unlink(missing_ok=True)
+
+    def log(self, version: int) -> Path:
+        return self.path / "_delta_log" / f"{version:020}.json"
+
     def append(self, rows: pa.Table) -> None:
-        write_deltalake(self.path, rows, mode="append")
+        # A log that was cut by hand stays as it is.
+        hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+        write_deltalake(self.path, rows, mode="append", post_commithook_properties=hooks)
 
     def rows(self) -> pa.Table:
         return pa.table(self.table.to_pyarrow_dataset().to_table())
@@ -84,6 +142,13 @@ class Delta(OpenTable):
 
     def committed(self, name: str) -> int | None:
         return self.table.transaction_version(name)
+
+
+class _ReplaceFiles(_OverwriteFiles):
+    """Other files with the same rows, for which PyIceberg has no verb."""
+
+    def _summary(self, snapshot_properties: dict[str, str] | None = None) -> Summary:
+        return Summary(operation=Operation.REPLACE)
 
 
 class Iceberg(OpenTable):
@@ -118,6 +183,38 @@ class Iceberg(OpenTable):
 
     def sink(self) -> IcebergSink:
         return IcebergSink(self.name, catalog_options=self.options)
+
+    def source(self, **options: Any) -> IcebergSource:
+        return IcebergSource(self.name, catalog_options=self.options, **{"discovery_ms": 0, **options})
+
+    def newest(self) -> dict[str, int]:
+        snapshot = self.table.current_snapshot()
+        assert snapshot is not None
+        return {"snapshot_id": snapshot.snapshot_id}
+
+    def delete(self, predicate: str) -> None:
+        self.table.delete(predicate)
+
+    def compact(self) -> None:
+        table = self.table
+        rows = table.scan().to_arrow()
+        with table.transaction() as transaction:
+            replacing = _ReplaceFiles(operation=Operation.REPLACE, transaction=transaction, io=table.io)
+            with replacing as files:
+                for task in table.scan().plan_files():
+                    files.delete_data_file(task.file)
+                for file in _dataframe_to_data_files(table.metadata, rows, table.io):
+                    files.append_data_file(file)
+
+    def add_column(self, name: str) -> None:
+        with self.table.update_schema() as update:
+            update.add_column(name, LongType())
+
+    def forget(self) -> None:
+        table = self.table
+        newest = table.current_snapshot()
+        expiring = table.maintenance.expire_snapshots()
+        expiring.by_ids([it.snapshot_id for it in table.snapshots() if it != newest]).commit()
 
     def append(self, rows: pa.Table) -> None:
         self.table.append(rows)

@@ -3,12 +3,14 @@
     tools/python tests/runtime/kill_rounds.py --rounds 200 [--seed N] [--folder FOLDER]
     tools/python tests/runtime/kill_rounds.py --rounds 50 --sink postgres
     tools/python tests/runtime/kill_rounds.py --rounds 50 --sink kafka
+    tools/python tests/runtime/kill_rounds.py --rounds 50 --sink delta|iceberg
 
 A round starts the job anew on the same store, at 1 to 3 slots: a keyed sum of many files, each row of which goes into
 an output table and a sink outside. After each round the newest checkpoint must fit together, and the sink have nothing
 that it has not; every eighth lets the job come to its end, and begins with another store. PostgreSQL is a server of the
 script's own, and so is the broker of the protocol of Kafka, where rows come from Kafka too; what no transaction has
-given up is read there by the marks in its log. It exits with 1 after a finding.
+given up is read there by the marks in its log. With Delta and Iceberg rows come from such a table too, a part of them
+as of a version and the rest from those after it. It exits with 1 after a finding.
 """
 
 import argparse
@@ -44,12 +46,14 @@ from arrowstate.runtime import (
     Restart,
 )
 from kafka_brokers import committed_messages, make_topic, tansu_broker, tansu_program
+from open_tables import KINDS, OpenTable
 from postgres import postgres_programs, postgres_server
 
 ROWS, FILES, KEYS = 400_000, 40, 2_000
 RUNNING = pa.schema([("user", pa.int64()), ("n", pa.int64()), ("total", pa.int64())])
 INPUT = pa.schema([("user", pa.int64()), ("n", pa.int64()), ("amount", pa.int64())])
-SINKS = ("parquet", "postgres", "kafka")
+SINKS = ("parquet", "postgres", "kafka", *KINDS)
+_END_SECONDS = 120
 _WHOLE = 8
 """After so many rounds the job comes to its end."""
 
@@ -81,6 +85,10 @@ class Place:
     def table(self) -> str:
         """The table or topic of this job."""
         return f"out_{self.folder.name.replace('-', '_')}"
+
+    def open_table(self, name: str) -> OpenTable:
+        """The table of Delta or Iceberg that a job reads or writes."""
+        return KINDS[self.sink](self.folder / name)
 
     @property
     def topic(self) -> str:
@@ -130,6 +138,14 @@ def make_place(folder: Path, sink: str = "parquet", server: str | None = None) -
             connection.execute(f'create table {place.table} ("user" bigint, n bigint, total bigint)')  # type: ignore[call-overload]
     elif sink == "kafka":
         _fill_topics(place)
+    elif sink in KINDS:
+        for name, schema in (("from", INPUT), ("to", RUNNING)):
+            (folder / name).mkdir()
+            place.open_table(name).make(schema)
+        for number, file in enumerate(sorted((folder / "in").glob("*.parquet"))):
+            place.open_table("from").append(pq.read_table(file, schema=INPUT))
+            if number == FILES // 4:
+                (folder / "begins").write_text(json.dumps(place.open_table("from").newest()))
     return place
 
 
@@ -160,11 +176,16 @@ def make_job(place: Place, parallelism: int) -> Job:
     if place.server is not None and place.sink == "kafka":
         source = KafkaSource(place.server, place.topic, JsonFormat(INPUT), is_bounded=True, group=place.topic)
         rows = job.source(source, uid="rows")
+    elif place.sink in KINDS:
+        begins = json.loads((place.folder / "begins").read_text())
+        rows = job.source(place.open_table("from").source(splits=2, discovery_ms=50, **begins), uid="rows")
     else:
         rows = job.source(FileSource(place.folder / "in"), uid="rows")
     totals = rows.rebalance().stateful(Totals(), key=["user"], uid="totals", output_schema=RUNNING)
     totals.sink(OutputTable("given"))
-    if place.server is None:
+    if place.sink in KINDS:
+        totals.sink(place.open_table("to").sink(), uid="outside")
+    elif place.server is None:
         totals.sink(ParquetSink(place.folder / "out"), uid="outside")
     elif place.sink == "postgres":
         totals.sink(PostgresSink(place.server, place.table), uid="outside")
@@ -191,6 +212,8 @@ def _tables(place: Place) -> Iterator[duckdb.DuckDBPyConnection]:
 
 def _outside(place: Place) -> pa.Table:
     """Return the rows of the sink."""
+    if place.sink in KINDS:
+        return place.open_table("to").rows().cast(RUNNING)
     if place.server is None:
         files = sorted((place.folder / "out").glob("*.parquet")) if (place.folder / "out").exists() else []
         return pa.concat_tables([RUNNING.empty_table(), *(pq.read_table(file).cast(RUNNING) for file in files)])
@@ -275,6 +298,20 @@ def started(place: Place, parallelism: int) -> subprocess.Popen[str]:
     return child
 
 
+def finish(place: Place) -> None:
+    """Let the job come to its end; one that follows a table, to the end of the table."""
+    job = make_job(place, 2)
+    if place.sink not in KINDS:
+        job.run()
+        return
+    ends = time.monotonic() + _END_SECONDS
+    with job.start(mode="threads") as running:
+        count = 0
+        while count < ROWS and time.monotonic() < ends:
+            ((count,),) = running.checkpoint().sql("select count(*) from given.rows").fetchall()
+        running.stop()
+
+
 def workers_of(process: int) -> list[int]:
     """Return the processes that a process has started."""
     try:
@@ -300,7 +337,7 @@ def run_rounds(folder: Path, rounds: int, seed: int, sink: str = "parquet", serv
         slots, whole = slots + killed[0], whole + killed[1]
         found = compare(place, is_over=False)
         if number % _WHOLE == _WHOLE - 1 or number == rounds - 1:
-            make_job(place, 2).run()
+            finish(place)
             found = found or compare(place)
         if found is not None:
             problems += 1

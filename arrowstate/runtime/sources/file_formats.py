@@ -90,6 +90,7 @@ class ParquetRows(RowFile):
         super().__init__(file, name)
         self._rows = pq.ParquetFile(file)
         self.schema = self._rows.schema_arrow
+        self.row_count: int = self._rows.metadata.num_rows
 
     def batches(self, schema: pa.Schema, row: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows from a number on."""

@@ -150,6 +150,23 @@ class ChunkedSplit(OpenSplit):
             close()
 
 
+class Looks:
+    """Says when a system outside is looked at again."""
+
+    def __init__(self, clock: Callable[[], float], interval_ms: int) -> None:
+        self._clock = clock
+        self._seconds = interval_ms / 1000
+        self._next: float | None = None
+
+    def due(self) -> bool:
+        """Return whether it is time, and begin to count anew if it is."""
+        now = self._clock()
+        if self._next is not None and now < self._next:
+            return False
+        self._next = now + self._seconds
+        return True
+
+
 def as_declared(rows: Any, schema: pa.Schema, split: str, position: Any) -> pa.RecordBatch:
     """Return rows if they have the columns of a source."""
     if not isinstance(rows, pa.RecordBatch):

@@ -32,7 +32,7 @@ from arrowstate.log.timeline import Step, newest_checkpoint_id, oldest_followed_
 from arrowstate.query.changes import CHANGE_TYPE_COLUMN, StateChanges
 from arrowstate.query.state import CHECKPOINT_COLUMN, StateReader
 from arrowstate.runtime.connectors import Reader, Source, Split
-from arrowstate.runtime.sources.reading import ChunkedSplit, SplitsReader, check_names, row_number
+from arrowstate.runtime.sources.reading import ChunkedSplit, Looks, SplitsReader, check_names, row_number
 from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate.upkeep.following import FollowerLease
@@ -79,21 +79,6 @@ class _StoreSource(Source):
         if entry is None:
             raise CheckpointNotFoundError(None, [])
         return storage, entry
-
-
-class _Looks:
-    """Says when a store is looked at again."""
-
-    def __init__(self, source: _StoreSource) -> None:
-        self._source = source
-        self._next: float | None = None
-
-    def due(self) -> bool:
-        now = self._source.clock()
-        if self._next is not None and now < self._next:
-            return False
-        self._next = now + self._source.discovery_ms / 1000
-        return True
 
 
 class OutputSource(_StoreSource):
@@ -181,7 +166,7 @@ class _OutputSplit(ChunkedSplit):
         super().__init__(split, self._rows(row), source.schema, row)
 
     def _rows(self, row: int) -> Iterator[pa.RecordBatch | None]:
-        looks = _Looks(self._source)
+        looks = Looks(self._source.clock, self._source.discovery_ms)
         seen = -1
         while True:
             if not looks.due():
@@ -204,7 +189,7 @@ class _OutputSplit(ChunkedSplit):
                 # A later checkpoint has the rows in other files, if there is one.
                 if self._source.newest()[1].number == entry.number:
                     raise
-                looks = _Looks(self._source)
+                looks = Looks(self._source.clock, self._source.discovery_ms)
             else:
                 seen = entry.number
 
@@ -451,7 +436,7 @@ class _ChangesSplit(ChunkedSplit):
     def _changes(self, row: int) -> Iterator[pa.RecordBatch | None]:
         storage = self._source.open()
         log = CommitLog(storage)
-        looks = _Looks(self._source)
+        looks = Looks(self._source.clock, self._source.discovery_ms)
         steps: list[Step] = []
         while True:
             before, after = self._step
