@@ -60,6 +60,17 @@ class CheckpointOptions:
         How many checkpoints in a row may fail before the job does; 0 or more.
     writer_threads
         How many parts of checkpoints are written at once; at least 1.
+    unaligned
+        Only for an exactly-once `arrowstate.runtime.Job`: the barriers of a checkpoint overtake the rows before them,
+        so that it does not wait for slow functions, and the rows that they overtake are part of it, as the state
+        `inflight` of the operator that they were on their way to. Savepoints, and the checkpoint with which a job
+        stops, are aligned all the same. `max_concurrent` must be 1.
+    aligned_timeout_ms
+        With `unaligned`: for how many milliseconds after the beginning of a checkpoint its barriers wait for the rows
+        before them; 0 or more. By default they overtake at once.
+    max_in_flight_bytes
+        With `unaligned`: a checkpoint for which a subtask would have more bytes of rows in flight is declined; at
+        least 1.
 
     Examples
     --------
@@ -81,6 +92,9 @@ class CheckpointOptions:
     max_concurrent: int = 1
     tolerated_failures: int = 0
     writer_threads: int = 2
+    unaligned: bool = False
+    aligned_timeout_ms: int | None = None
+    max_in_flight_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -90,9 +104,19 @@ class CheckpointOptions:
             ("max_concurrent", 1),
             ("tolerated_failures", 0),
             ("writer_threads", 1),
+            ("aligned_timeout_ms", 0),
+            ("max_in_flight_bytes", 1),
         ):
-            value = check_integer(name, getattr(self, name), least, optional=name == "interval_ms")
+            optional = name in ("interval_ms", "aligned_timeout_ms")
+            value = check_integer(name, getattr(self, name), least, optional=optional)
             object.__setattr__(self, name, value)
+        if self.unaligned and self.max_concurrent > 1:
+            raise InvalidInputError(
+                f"max_concurrent must be 1 with unaligned=True, got {self.max_concurrent}: what a checkpoint captures "
+                "ends where the next one begins"
+            )
+        if self.aligned_timeout_ms is not None and not self.unaligned:
+            raise InvalidInputError("aligned_timeout_ms says when barriers overtake, which needs unaligned=True")
 
 
 class Status(enum.Enum):

@@ -41,7 +41,12 @@ from arrowstate.checkpoints.protocol import (
     end_of_commit,
 )
 from arrowstate.checkpoints.writer import CheckpointWriter, WrittenPart
-from arrowstate.errors import ArrowStateError, CheckpointCancelledError, CheckpointsStoppedError
+from arrowstate.errors import (
+    ArrowStateError,
+    CheckpointCancelledError,
+    CheckpointsStoppedError,
+    InvalidInputError,
+)
 from arrowstate.files.disposal import dispose
 from arrowstate.files.savepoint import write_frozen_savepoint
 from arrowstate.state.backend.keyed import KeyedStateBackend
@@ -112,6 +117,10 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
         self._on_checkpoint = on_checkpoint
         self._clock_ms = writer.clock_ms
         self._options = options or CheckpointOptions()
+        if self._options.unaligned:
+            raise InvalidInputError(
+                "unaligned=True is for a Job of arrowstate.runtime: backends have no channels between them"
+            )
         self._parts = [Part(uid, number) for uid, each in self._operators.items() for number in range(len(each))]
         self._parts += [Part(uid, None) for uid in self._operator_states]
         self._coordination = Coordination(self._parts, self._options)

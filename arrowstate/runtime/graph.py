@@ -133,6 +133,8 @@ class Graph:
     tasks: list[TaskNode] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     sinks: list[SinkNode] = field(default_factory=list)
+    keeps_in_flight: bool = False
+    """Whether rows on their way to functions with keys may be part of a checkpoint."""
     _uids: set[str] = field(default_factory=set)
 
     def take_uids(self, *uids: str) -> None:

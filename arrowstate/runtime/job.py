@@ -139,7 +139,11 @@ class Job:
         self.publish = check_publish(publish)
         self.lease_ms = check_integer("lease_ms", lease_ms, 100, unit="milliseconds")
         self.task_timeout_ms = check_integer("task_timeout_ms", task_timeout_ms, 1, optional=True)
-        self.graph = Graph()
+        if self.options.unaligned and mode == "at-least-once":
+            raise InvalidInputError(
+                "unaligned=True is for mode='exactly-once': at least once no channel waits for a barrier anyway"
+            )
+        self.graph = Graph(keeps_in_flight=self.options.unaligned)
 
     def __repr__(self) -> str:
         return f"<Job in {self.store}: {', '.join(task.uid for task in self.graph.tasks) or 'nothing yet'}>"

@@ -30,6 +30,7 @@ from arrowstate.runtime.core.assembling import PROPERTY, Entries, stored_table
 from arrowstate.runtime.core.assignment import check_splits
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import RestartStatus
+from arrowstate.runtime.core.in_flight import InFlightStates
 from arrowstate.runtime.drivers.inline import Inline, InlineDriver
 from arrowstate.runtime.drivers.timed import TimedDriver
 from arrowstate.runtime.graph import Declared, Graph, Mode, SinkNode, SourceNode, StatefulNode
@@ -275,19 +276,22 @@ class RunningJob:
         TimeoutError
             If it has not ended within `timeout_ms`; it goes on.
         """
+        return self._checkpoint(full=full, timeout_ms=timeout_ms)
+
+    def _checkpoint(self, *, full: bool = False, aligned: bool = False, timeout_ms: int | None = None) -> Snapshot:
         left = _Left(timeout_ms, f"the checkpoint has not ended within {timeout_ms} ms")
         while True:
             driver = self._settled(left)
             asked: Future[int] = Future()
-            driver.call(partial(_ask, asked, full))
+            driver.call(partial(_ask, asked, full, aligned))
             if not driver.wait(asked.done, left.ms):
                 raise TimeoutError(left.text)
             if asked.exception() is None or driver.coordinator.state != "rescaling":
                 return self.store.snapshot(asked.result())
 
     def savepoint(self, name_or_path: str | Path, **options: Any) -> Snapshot:
-        """Take a checkpoint now, and write it as a savepoint; arguments as for `StateStore.savepoint`."""
-        snapshot = self.checkpoint()
+        """Take an aligned checkpoint now, and write it as a savepoint; arguments as for `StateStore.savepoint`."""
+        snapshot = self._checkpoint(aligned=True)
         return self.store.savepoint(name_or_path, checkpoint=snapshot.checkpoint_id, **options)
 
     def stop(self, savepoint: str | Path | None = None, *, drain: bool = False, **options: Any) -> Snapshot:
@@ -465,7 +469,12 @@ class RunningJob:
     def _begin(self, past: Sequence[RestartStatus] = ()) -> None:
         job, store = self._job, self.store
         setting = Setting(
-            store.store_id, self._parallelism, self._max_parallelism, exactly_once=job.mode == "exactly-once"
+            store.store_id,
+            self._parallelism,
+            self._max_parallelism,
+            exactly_once=job.mode == "exactly-once",
+            unaligned=job.options.unaligned,
+            max_in_flight_bytes=job.options.max_in_flight_bytes,
         )
         entries = Entries(
             job.graph,
@@ -517,7 +526,7 @@ class _Left:
         return None if seconds is None else math.ceil(seconds * 1000)
 
 
-def _ask(asked: Future[int], full: bool, job: Any) -> None:
+def _ask(asked: Future[int], full: bool, aligned: bool, job: Any) -> None:
     """Ask a coordinator for a checkpoint."""
 
     def done(checkpoint_id: int | None, error: BaseException | None) -> None:
@@ -531,7 +540,7 @@ def _ask(asked: Future[int], full: bool, job: Any) -> None:
     elif job.is_over:
         raise InvalidInputError(f"the job has {job.state}, so no checkpoint can be taken; start it again")
     else:
-        job.request_checkpoint(done, is_full=full)
+        job.request_checkpoint(done, is_full=full, is_aligned=aligned)
 
 
 def start(job: Declared, mode: Mode, seed: int) -> RunningJob:
@@ -697,6 +706,7 @@ def _check_columns(graph: Graph, operators: Sequence[OperatorDocument], storage:
                     f"keyed by {described(key)}",
                     "declare the key that it has, or give the operator another uid",
                 )
+            InFlightStates(task).check(storage, by_uid[task.uid])
     for sink in graph.sinks:
         if isinstance(sink.sink, OutputTable):
             stored_table(sink).parts_before(storage, operators)

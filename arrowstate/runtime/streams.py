@@ -315,6 +315,8 @@ class Stream:
     ) -> None:
         """Send the rows to a task."""
         graph = self.graph
+        if graph.keeps_in_flight and rule == "keyed":
+            check_stored(f"with unaligned=True, rows in flight to {target.uid!r}", self.schema)
         for task, node in self.branches:
             edge = Edge(
                 number=len(graph.edges),

@@ -69,7 +69,8 @@ def simulate(
     Parameters
     ----------
     job
-        The job. Its store, its options and its restart strategy are not used. Its sources must be bounded and return
+        The job. Its store and its restart strategy are not used, and of its options only whether checkpoints are
+        unaligned. Its sources must be bounded and return
         the same rows each time. Functions, sources and sinks run in this process, so a sink writes outside for each
         seed. The run without kills, with which the others are compared, sends nothing to the sinks.
     seeds
@@ -146,10 +147,14 @@ def _run(
     own.storage_options = None
     own.parallelism = parallelism
     own.restart = Restart.fixed(delay_ms=chance.choice([0, 0, 1]))
+    interval_ms, max_concurrent = chance.choice([1, 3, 10, 50]), chance.choice([1, 1, 2, 3])
+    unaligned = job.options.unaligned
     own.options = CheckpointOptions(
-        interval_ms=chance.choice([1, 3, 10, 50]),
-        max_concurrent=chance.choice([1, 1, 2, 3]),
+        interval_ms=interval_ms,
+        max_concurrent=1 if unaligned else max_concurrent,
         tolerated_failures=1_000_000,
+        unaligned=unaligned,
+        aligned_timeout_ms=job.options.aligned_timeout_ms,
     )
     with quiet():
         return _simulated(own, seed, chance, kills, crashes, write_failures, rescales)

@@ -4,12 +4,19 @@ import random
 
 import pytest
 
-from arrowstate.runtime.core.barriers import AlignedBarriers, GiveUp, Snapshot, TrackedBarriers
+from arrowstate.runtime.core.barriers import (
+    Captured,
+    ExactlyOnceBarriers,
+    GiveUp,
+    Overtake,
+    Snapshot,
+    TrackedBarriers,
+)
 
-BOTH = pytest.mark.parametrize("kind", [AlignedBarriers, TrackedBarriers])
+BOTH = pytest.mark.parametrize("kind", [ExactlyOnceBarriers, TrackedBarriers])
 
 
-def blocked(barriers: AlignedBarriers, channels: int = 3) -> set[int]:
+def blocked(barriers: ExactlyOnceBarriers, channels: int = 3) -> set[int]:
     return {channel for channel in range(channels) if barriers.is_blocked(channel)}
 
 
@@ -24,7 +31,7 @@ def test_the_only_channel_never_waits(kind):
 
 
 def test_a_channel_is_blocked_from_its_barrier_on_until_all_have_come():
-    barriers = AlignedBarriers(3)
+    barriers = ExactlyOnceBarriers(3)
     states = []
 
     for channel in (2, 0, 1):
@@ -34,7 +41,7 @@ def test_a_channel_is_blocked_from_its_barrier_on_until_all_have_come():
 
 
 def test_checkpoints_follow_each_other_in_any_order_of_channels():
-    barriers = AlignedBarriers(3)
+    barriers = ExactlyOnceBarriers(3)
 
     decisions = [barriers.barrier(channel, id) for id in (1, 2, 3) for channel in ((id + n) % 3 for n in range(3))]
 
@@ -53,7 +60,7 @@ def test_a_barrier_of_a_checkpoint_that_is_done_says_nothing_and_blocks_nothing(
 
 
 def test_a_newer_barrier_ends_the_waiting_for_an_older_one_and_opens_its_channels():
-    barriers = AlignedBarriers(3)
+    barriers = ExactlyOnceBarriers(3)
     barriers.barrier(0, 1)
 
     decisions = barriers.barrier(1, 2)
@@ -63,7 +70,7 @@ def test_a_newer_barrier_ends_the_waiting_for_an_older_one_and_opens_its_channel
 
 
 def test_barriers_of_a_checkpoint_that_a_newer_one_ended_are_obsolete():
-    barriers = AlignedBarriers(3)
+    barriers = ExactlyOnceBarriers(3)
     barriers.barrier(0, 1)
     barriers.barrier(1, 2)
 
@@ -92,7 +99,7 @@ def test_a_cancel_barrier_between_barriers_opens_what_was_blocked_and_the_rest_i
 
 
 def test_a_cancel_barrier_of_a_newer_checkpoint_ends_the_older_one_too():
-    barriers = AlignedBarriers(3)
+    barriers = ExactlyOnceBarriers(3)
     barriers.barrier(0, 4)
 
     assert barriers.cancelled(6) == [GiveUp(4), GiveUp(6)]
@@ -109,7 +116,7 @@ def test_a_cancel_barrier_of_a_checkpoint_that_was_taken_says_nothing(kind):
 
 
 def test_a_cancel_barrier_of_an_older_checkpoint_leaves_the_one_that_is_waited_for():
-    barriers = AlignedBarriers(3)
+    barriers = ExactlyOnceBarriers(3)
     barriers.barrier(0, 5)
 
     assert barriers.cancelled(4) == []
@@ -145,7 +152,7 @@ def test_what_the_coordinator_gave_up_after_the_snapshot_says_nothing(kind):
 
 
 def test_a_checkpoint_given_up_early_ends_the_one_before_when_its_barrier_comes():
-    barriers = AlignedBarriers(3)
+    barriers = ExactlyOnceBarriers(3)
     barriers.aborted(5)
     barriers.barrier(0, 4)
 
@@ -268,3 +275,144 @@ def test_in_any_order_of_events_each_checkpoint_is_taken_or_given_up_once_and_id
     assert taken == sorted(set(taken))
     assert len(ids) == len(set(ids))
     assert not any(barriers.is_blocked(number) for number in range(channels))
+
+
+# Barriers that overtake.
+
+
+def test_the_first_barrier_overtakes_in_all_channels_and_the_last_ends_the_capture():
+    barriers = ExactlyOnceBarriers(3)
+
+    decisions = [barriers.arrived(channel, 7, 0, now_ms=5) for channel in (1, 0, 2)]
+
+    assert decisions == [[Overtake(7, frozenset({0, 1, 2}))], [], [Captured(7)]]
+    assert blocked(barriers) == set()
+
+
+def test_the_only_channel_is_captured_at_once():
+    barriers = ExactlyOnceBarriers(1)
+
+    assert barriers.arrived(0, 1, 0, 5) == [Overtake(1, frozenset({0})), Captured(1)]
+    assert barriers.arrived(0, 2, 0, 6) == [Overtake(2, frozenset({0})), Captured(2)]
+
+
+def test_a_barrier_that_never_overtakes_is_waited_for_at_the_head():
+    barriers = ExactlyOnceBarriers(2)
+
+    assert [barriers.arrived(0, 1, None, 5), barriers.arrived(1, 1, None, 5), barriers.tick(1_000)] == [[], [], []]
+    assert [barriers.barrier(1, 1, 6), barriers.barrier(0, 1, 7)] == [[], [Snapshot(1)]]
+
+
+def test_before_its_time_a_barrier_is_aligned():
+    barriers = ExactlyOnceBarriers(2)
+    barriers.arrived(0, 1, 100, 5)
+    barriers.arrived(1, 1, 100, 6)
+
+    assert [barriers.barrier(0, 1, 7), blocked(barriers, 2), barriers.barrier(1, 1, 99)] == [[], {0}, [Snapshot(1)]]
+    assert barriers.tick(100) == []
+
+
+def test_at_its_time_a_barrier_overtakes_where_it_was_not_taken_from_the_head_and_frees_what_was_blocked():
+    barriers = ExactlyOnceBarriers(3)
+    barriers.arrived(0, 1, 100, 5)
+    barriers.barrier(0, 1, 6)
+    barriers.arrived(1, 1, 100, 7)
+
+    assert [barriers.tick(99), blocked(barriers)] == [[], {0}]
+    assert [barriers.tick(100), blocked(barriers)] == [[Overtake(1, frozenset({1, 2}))], set()]
+    assert [barriers.tick(101), barriers.arrived(2, 1, 100, 120)] == [[], [Captured(1)]]
+
+
+def test_a_barrier_that_comes_after_its_time_overtakes_though_others_were_taken():
+    barriers = ExactlyOnceBarriers(2)
+    barriers.arrived(0, 1, 100, 5)
+    barriers.barrier(0, 1, 6)
+
+    assert barriers.arrived(1, 1, 100, 200) == [Overtake(1, frozenset({1})), Captured(1)]
+
+
+def test_a_barrier_overtakes_only_once_it_was_taken_from_the_channels_in_line():
+    barriers = ExactlyOnceBarriers(3, in_line=[2])
+
+    assert [barriers.arrived(channel, 1, 0, 5) for channel in (0, 2)] == [[], []]
+    assert barriers.barrier(2, 1, 6) == [Overtake(1, frozenset({0, 1}))]
+    assert barriers.arrived(1, 1, 0, 7) == [Captured(1)]
+
+
+def test_where_all_channels_are_in_line_nothing_is_overtaken():
+    barriers = ExactlyOnceBarriers(2, in_line=[0, 1])
+    barriers.arrived(0, 1, 0, 5)
+    barriers.arrived(1, 1, 0, 5)
+
+    assert [barriers.barrier(0, 1, 6), barriers.tick(9), barriers.barrier(1, 1, 9)] == [[], [], [Snapshot(1)]]
+
+
+def test_a_newer_barrier_ends_a_capture():
+    barriers = ExactlyOnceBarriers(2)
+    barriers.arrived(0, 1, 0, 5)
+
+    assert barriers.arrived(1, 2, 0, 6) == [GiveUp(1), Overtake(2, frozenset({0, 1}))]
+    assert [barriers.arrived(1, 1, 0, 7), barriers.arrived(0, 2, 0, 8)] == [[], [Captured(2)]]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "aborted"])
+def test_a_capture_that_is_given_up_leaves_nothing(how):
+    barriers = ExactlyOnceBarriers(2)
+    barriers.arrived(0, 1, 0, 5)
+
+    assert getattr(barriers, how)(1) == [GiveUp(1)]
+    assert [barriers.arrived(1, 1, 0, 6), barriers.barrier(1, 1, 7)] == [[], []]
+    assert barriers.arrived(1, 2, 0, 8) == [Overtake(2, frozenset({0, 1}))]
+
+
+def test_what_the_coordinator_gave_up_before_its_barrier_overtakes_nothing():
+    barriers = ExactlyOnceBarriers(2)
+    barriers.aborted(3)
+
+    assert [barriers.arrived(0, 3, 0, 5), barriers.arrived(1, 3, 0, 6)] == [[GiveUp(3)], []]
+
+
+def test_the_end_of_a_channel_ends_its_capture():
+    barriers = ExactlyOnceBarriers(2)
+    barriers.arrived(0, 1, 0, 5)
+
+    assert barriers.ended(1) == [Captured(1)]
+
+
+def test_barriers_at_the_head_of_a_checkpoint_that_has_overtaken_count_as_come():
+    barriers = ExactlyOnceBarriers(2)
+    barriers.arrived(0, 1, 0, 5)
+
+    assert [barriers.barrier(0, 1, 6), blocked(barriers, 2), barriers.barrier(1, 1, 7)] == [[], set(), [Captured(1)]]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_in_any_order_of_arrivals_heads_and_time_each_capture_ends_once_and_nothing_stays_blocked(seed):
+    chance = random.Random(seed)
+    channels = chance.choice([1, 2, 3, 5])
+    in_line = set(chance.sample(range(channels), chance.randrange(channels)))
+    barriers = ExactlyOnceBarriers(channels, in_line)
+    queues: dict[int, list[int]] = {channel: [] for channel in range(channels)}
+    to_come = {channel: list(range(1, 6)) for channel in range(channels)}
+    made = []
+    now_ms = 0
+    while any(queues.values()) or any(to_come.values()):
+        now_ms += chance.randrange(3)
+        channel = chance.randrange(channels)
+        lowest = min(ids[0] for ids in to_come.values() if ids) if any(to_come.values()) else 9
+        if to_come[channel] and to_come[channel][0] == lowest and chance.random() < 0.5:
+            id = to_come[channel].pop(0)
+            queues[channel].append(id)
+            decisions = barriers.arrived(channel, id, id * 10, now_ms)
+        elif queues[channel] and not barriers.is_blocked(channel) and chance.random() < 0.5:
+            decisions = barriers.barrier(channel, queues[channel].pop(0), now_ms)
+        else:
+            decisions = barriers.tick(now_ms)
+        made += decisions
+
+    ended = [item.checkpoint_id for item in made if isinstance(item, (Snapshot, Captured, GiveUp))]
+    overtaken = [item for item in made if isinstance(item, Overtake)]
+    assert ended == sorted(set(ended))
+    assert all(not item.channels & in_line for item in overtaken)
+    assert {item.checkpoint_id for item in overtaken} <= set(ended)
+    assert blocked(barriers, channels) == set()

@@ -39,6 +39,8 @@ def through(sockets, element, schema=None, *, attempt=3, edge=0):
         Barrier(1),
         Barrier(1 << 40),
         Barrier(2, is_full=True),
+        Barrier(3, overtakes_at_ms=0),
+        Barrier(4, is_full=True, overtakes_at_ms=1 << 50),
         CancelBarrier(17),
         EndOfData(),
     ],

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from arrowstate.runtime import DirectSink, GeneratorSource, Job
-from arrowstate.runtime.core.barriers import AlignedBarriers
+from arrowstate.runtime.core.barriers import ExactlyOnceBarriers
 from arrowstate.runtime.core.exchange import CREDIT_BYTES, FRAME_ROWS
 from arrowstate.runtime.core.task import OperatorTask, TaskHooks
 from stores import until
@@ -105,8 +105,8 @@ class _Timers:
 def test_timers_of_processing_time_wait_for_room():
     # One that registers the next one gives out rows for ever.
     room, body = _Room(), _Timers()
-    hooks = TaskHooks(*[lambda *_: None] * 5)
-    task = OperatorTask("timed", 0, room, hooks, body, [], {}, AlignedBarriers(0), None)
+    hooks = TaskHooks(*[lambda *_: None] * 4, lambda: 0, lambda: 0)
+    task = OperatorTask("timed", 0, room, hooks, body, [], {}, ExactlyOnceBarriers(0), None)
 
     task.tick(10)
     before = body.fired

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from arrowstate.runtime.core.barriers import AlignedBarriers
+from arrowstate.runtime.core.barriers import ExactlyOnceBarriers
 from arrowstate.runtime.core.elements import Barrier, EndOfData, Rows, Watermark
 from arrowstate.runtime.core.exchange import FRAME_ROWS
 from arrowstate.runtime.core.task import OperatorTask, TaskHooks
@@ -28,13 +28,14 @@ class Recorded:
         hooks = TaskHooks(
             consumed=lambda channel, size: self.consumed.append((channel, size)),
             snapshot=lambda task, checkpoint_id, waited, is_full: self.snapshots.append(checkpoint_id),
+            captured=lambda task, checkpoint_id, reason: None,
             ended=lambda task: None,
             now_ms=lambda: 0,
             now_us=lambda: 0,
         )
         channels = [LEFT, RIGHT, OTHER]
         self.task = OperatorTask(
-            "task", 0, chain, hooks, body, channels, {0: 0, 1: 1}, AlignedBarriers(len(channels)), None
+            "task", 0, chain, hooks, body, channels, {0: 0, 1: 1}, ExactlyOnceBarriers(len(channels)), None
         )
 
     def deliver(self, channel, *elements):

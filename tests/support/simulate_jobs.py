@@ -48,7 +48,7 @@ def main() -> int:
                 if violations == _SHOWN or arguments.without is not None:
                     break
                 continue
-            counted = ("steps", "checkpoints", "kills", "crashes", "rescales")
+            counted = ("steps", "checkpoints", "kills", "crashes", "rescales", "in_flight")
             done.update({name: getattr(result, name) for name in counted})
             if arguments.seed is not None:
                 print(result)

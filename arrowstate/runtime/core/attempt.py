@@ -26,6 +26,10 @@ class Setting:
     max_parallelism: int
     exactly_once: bool = True
     format: RunFormat = "arrow"
+    unaligned: bool = False
+    """Whether barriers may overtake."""
+    max_in_flight_bytes: int = 0
+    """Of the rows that one task may have in flight at a checkpoint."""
 
 
 class Outside(Protocol):

@@ -105,6 +105,7 @@ class _Request:
 
     done: Done
     is_full: bool = False
+    is_aligned: bool = False
     checkpoint_id: int | None = None
 
 
@@ -173,9 +174,9 @@ class JobCheckpoints:
         requests, self._requests = self._requests, []
         return [Answer(request.done, None, reason) for request in requests]
 
-    def request(self, done: Done, *, is_full: bool = False) -> None:
-        """Take one as soon as there is room, see `serve`."""
-        self._requests.append(_Request(done, is_full))
+    def request(self, done: Done, *, is_full: bool = False, is_aligned: bool = False) -> None:
+        """Take one as soon as there is room, see `serve`; none of its barriers overtakes if it is to be aligned."""
+        self._requests.append(_Request(done, is_full, is_aligned))
 
     def feed(self, event: Event) -> list[JobAction]:
         """Take note of what happened to a checkpoint."""
@@ -199,7 +200,9 @@ class JobCheckpoints:
         made: list[JobAction] = []
         for request in self._requests:
             if request.checkpoint_id is None:
-                request.checkpoint_id, actions = self._trigger(now_ms, is_full=request.is_full)
+                request.checkpoint_id, actions = self._trigger(
+                    now_ms, is_full=request.is_full, is_aligned=request.is_aligned
+                )
                 made += actions
                 if request.checkpoint_id is None:
                     break
@@ -209,7 +212,8 @@ class JobCheckpoints:
         """Take the checkpoint that ends the job, for all that is to be in it is there; again where that fails."""
         if self._coordination is None or self._last_id in self._coordination.in_progress or now_ms < self._retry_ms:
             return []
-        self._last_id, actions = self._trigger(now_ms)
+        # It may become a savepoint, which another job begins with.
+        self._last_id, actions = self._trigger(now_ms, is_aligned=True)
         self._retry_ms = now_ms + _RETRY_MS
         return actions
 
@@ -233,14 +237,17 @@ class JobCheckpoints:
             actions.append(EndJob())
         return actions
 
-    def _to_do(self, now_ms: int, actions: Sequence[Action], *, is_full: bool = False) -> list[JobAction]:
+    def _to_do(
+        self, now_ms: int, actions: Sequence[Action], *, is_full: bool = False, is_aligned: bool = False
+    ) -> list[JobAction]:
         made: list[JobAction] = []
         for action in actions:
             match action:
                 case Start(id, _):
                     self._given_up = None
                     self._based_on[id] = self._committer.newest_number, now_ms
-                    made.append(TellSlots(TriggerCheckpoint(self._attempt, id, is_full)))
+                    overtakes_at_ms = None if is_aligned else self._overtakes_at_ms(now_ms)
+                    made.append(TellSlots(TriggerCheckpoint(self._attempt, id, is_full, overtakes_at_ms)))
                 case Commit(id, _, handles):
                     self._committing += 1
                     made.append(CommitCheckpoint(id, handles, *self._based_on[id]))
@@ -262,6 +269,13 @@ class JobCheckpoints:
                     pass
         return made
 
+    def _overtakes_at_ms(self, now_ms: int) -> int | None:
+        """Return from when on the barriers of a checkpoint overtake that begins now; at once whatever clocks say."""
+        if not self._options.unaligned:
+            return None
+        timeout_ms = self._options.aligned_timeout_ms
+        return now_ms + timeout_ms if timeout_ms else 0
+
     def _status(self, checkpoint_id: int) -> str:
         records = [record for record in self.records if record.checkpoint_id == checkpoint_id]
         return records[-1].status.value if records else "cancelled"
@@ -271,10 +285,12 @@ class JobCheckpoints:
         self._requests = [request for request in self._requests if request.checkpoint_id != checkpoint_id]
         return [Answer(request.done, None if error is not None else checkpoint_id, error) for request in answered]
 
-    def _trigger(self, now_ms: int, *, is_full: bool = False) -> tuple[int | None, list[JobAction]]:
+    def _trigger(
+        self, now_ms: int, *, is_full: bool = False, is_aligned: bool = False
+    ) -> tuple[int | None, list[JobAction]]:
         """Take a checkpoint if there is room; return its id."""
         if self._coordination is None or not self._coordination.has_room:
             return None, []
         actions = self._coordination.handle(Trigger(now_ms))
         id = next((action.checkpoint_id for action in actions if isinstance(action, Start)), None)
-        return id, self._to_do(now_ms, actions, is_full=is_full)
+        return id, self._to_do(now_ms, actions, is_full=is_full, is_aligned=is_aligned)

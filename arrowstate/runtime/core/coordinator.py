@@ -181,9 +181,9 @@ class Coordinator:
         self._has_begun = bool(past)
         self._restore()
 
-    def request_checkpoint(self, done: Done, *, is_full: bool = False) -> None:
+    def request_checkpoint(self, done: Done, *, is_full: bool = False, is_aligned: bool = False) -> None:
         """Take a checkpoint as soon as there is room; `done` is told its id once it is committed, or why it is not."""
-        self._checkpoints.request(done, is_full=is_full)
+        self._checkpoints.request(done, is_full=is_full, is_aligned=is_aligned)
         if self.is_running:
             self._do(self._checkpoints.serve(self._outside.now_ms()))
 

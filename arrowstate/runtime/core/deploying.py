@@ -9,15 +9,16 @@ from arrowstate.files.subtasks import whole_state
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.runtime.connectors import PreparingSink, Sink
 from arrowstate.runtime.core.attempt import Attempt, Setting
-from arrowstate.runtime.core.barriers import AlignedBarriers, TrackedBarriers
+from arrowstate.runtime.core.barriers import BarrierHandler, ExactlyOnceBarriers, TrackedBarriers
 from arrowstate.runtime.core.bodies import Body, FunctionBody, RelayBody
 from arrowstate.runtime.core.chain import Chain
 from arrowstate.runtime.core.exchange import Exchange
+from arrowstate.runtime.core.in_flight import InFlightStates, check_names, reserved_names
 from arrowstate.runtime.core.mapping import MapBody
 from arrowstate.runtime.core.messages import Deploy, Ended
 from arrowstate.runtime.core.reading import SourceSplits
 from arrowstate.runtime.core.sinking import DirectTask, KeptRows, PreparedTask, SinkTask
-from arrowstate.runtime.core.task import OperatorTask, SourceTask, TaskHooks
+from arrowstate.runtime.core.task import Flight, OperatorTask, SourceTask, TaskHooks
 from arrowstate.runtime.graph import Graph, MapNode, RelayNode, SinkNode, SourceNode, StatefulNode
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.state.backend.broadcast import restored_broadcast
@@ -37,6 +38,7 @@ def deploy(attempt: Attempt, message: Deploy, graph: Graph, setting: Setting, st
     hooks = TaskHooks(
         attempt.consumed,
         attempt.snapshots.take,
+        attempt.snapshots.captured,
         lambda task: outside.tell(Ended(attempt.number, task.uid, attempt.subtask)),
         outside.now_ms,
         outside.now_us,
@@ -80,6 +82,7 @@ def _operator(
     storage: Storage,
 ) -> OperatorTask:
     watermark = None if base is None else base.watermark
+    flight = Flight()
     body: Body
     if isinstance(node, StatefulNode):
         stored = None if base is None else next((item for item in base.operators if item.uid == node.uid), None)
@@ -87,13 +90,20 @@ def _operator(
         attempt.snapshots.backends.append(backend)
         watermark = backend.watermark
         broadcasts = _broadcasts(attempt.subtask, node, stored, storage)
-        states = _operator_states(attempt, node.uid, base, setting, storage, without=broadcasts)
+        without = {*broadcasts, *reserved_names(stored)}
+        states = _operator_states(attempt, node.uid, base, setting, storage, without=without)
         body = FunctionBody(node, backend, broadcasts, states, chain, attempt.outside.now_ms)
         attempt.closes.append((node.uid, body.close))
+        flight = _flight(attempt, node, base, stored, setting, storage)
+        check_names(node.uid, backend.state_names, states.state_names, unaligned=setting.unaligned)
     else:
         body = RelayBody(chain)
     channels = [(edge.number, sender) for edge in node.inputs for sender in range(setting.parallelism)]
-    handler = AlignedBarriers if setting.exactly_once else TrackedBarriers
+    barriers: BarrierHandler = TrackedBarriers(len(channels))
+    if setting.exactly_once:
+        of_edge = {edge.number: edge for edge in node.inputs}
+        in_line = [number for number, (edge, _) in enumerate(channels) if of_edge[edge].rule != "keyed"]
+        barriers = ExactlyOnceBarriers(len(channels), in_line)
     return OperatorTask(
         node.uid,
         attempt.subtask,
@@ -102,8 +112,40 @@ def _operator(
         body,
         channels,
         {edge.number: edge.port for edge in node.inputs},
-        handler(len(channels)),
+        barriers,
         watermark,
+        flight,
+    )
+
+
+def _flight(
+    attempt: Attempt,
+    node: StatefulNode,
+    base: LogEntryDocument | None,
+    stored: OperatorDocument | None,
+    setting: Setting,
+    storage: Storage,
+) -> Flight:
+    """Return what a task knows of rows in flight, with those of the checkpoint."""
+    states = InFlightStates(node)
+    recovered = (
+        []
+        if base is None or stored is None
+        else states.restored(
+            storage,
+            setting.store_id,
+            base,
+            stored,
+            parallelism=setting.parallelism,
+            subtask=attempt.subtask,
+            max_parallelism=setting.max_parallelism,
+        )
+    )
+    return Flight(
+        states if setting.unaligned else None,
+        {edge.number: edge.origin.uid for edge in node.inputs if edge.origin is not None},
+        recovered,
+        setting.max_in_flight_bytes,
     )
 
 
@@ -132,6 +174,7 @@ def _backend(
         subtask=attempt.subtask,
         max_parallelism=setting.max_parallelism,
         clock_ms=attempt.outside.now_ms,
+        drop=[state.name for state in stored.states if state.name in reserved_names(stored)],
     )
 
 

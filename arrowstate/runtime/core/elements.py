@@ -45,6 +45,8 @@ class Barrier:
     checkpoint_id: int
     is_full: bool = False
     """Whether the checkpoint is to refer to no state that an earlier one has written."""
+    overtakes_at_ms: int | None = None
+    """From when on it overtakes the rows before it, in milliseconds since 1970; None for never."""
 
 
 @dataclass(frozen=True, slots=True)

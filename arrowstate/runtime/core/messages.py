@@ -118,6 +118,8 @@ class TriggerCheckpoint:
     attempt: int
     checkpoint_id: int
     is_full: bool = False
+    overtakes_at_ms: int | None = None
+    """As of the barrier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from arrowstate.runtime.core.attempt import Attempt, Outside, Setting
 from arrowstate.runtime.core.deploying import deploy
-from arrowstate.runtime.core.elements import Element
+from arrowstate.runtime.core.elements import Barrier, Element
 from arrowstate.runtime.core.measuring import Meter
 from arrowstate.runtime.core.messages import (
     AbortCheckpoint,
@@ -200,11 +200,11 @@ class Slot:
     def _told(self, attempt: Attempt, message: ToSlot) -> None:
         sources = attempt.sources
         match message:
-            case TriggerCheckpoint(_, checkpoint_id, is_full):
+            case TriggerCheckpoint(_, checkpoint_id, is_full, overtakes_at_ms):
                 # Before the parts of a checkpoint: when a job is over it has heard of all its rows.
                 self._measure(self._outside.now_ms(), tell=True)
                 for source in sources.values():
-                    source.full.update([checkpoint_id] if is_full else ())
+                    source.coming[checkpoint_id] = Barrier(checkpoint_id, is_full, overtakes_at_ms)
                     source.take_snapshot(checkpoint_id)
             case CompleteCheckpoint(_, checkpoint_id):
                 attempt.snapshots.completed(checkpoint_id)

@@ -19,6 +19,7 @@ from arrowstate.files.references import run_files
 from arrowstate.files.streams import CheckpointStreamFactory
 from arrowstate.files.writing import FrozenSubtask, WrittenSubtask, write_subtask
 from arrowstate.log.commit import delete_quietly
+from arrowstate.runtime.core.in_flight import Capture, InFlightStates
 from arrowstate.runtime.core.messages import Acknowledged, Declined, FromSlot, SplitState, StatePart, TaskHandle
 from arrowstate.runtime.core.reading import SourceSplits
 from arrowstate.runtime.core.sinking import WriteParts
@@ -63,6 +64,10 @@ class SnapshotWork:
     split_states: tuple[SplitState, ...] = ()
     split_rows: pa.Array | None = None
     sinks: list[WriteParts] = field(default_factory=list)
+    in_flight: InFlightStates | None = None
+    "How rows in flight are kept; None if no barrier of the job overtakes."
+    capture: Capture | None = None
+    "What is in flight; None where the barriers waited for all rows."
 
     @classmethod
     def of(
@@ -90,6 +95,7 @@ class SnapshotWork:
                 work.states += [(function.uid, frozen) for frozen in function.operator_states.freeze()]
         if isinstance(task, OperatorTask):
             work.keyed = task.body.freeze()
+            work.in_flight, work.capture = task.flight.states, task.capture
             broadcasts = task.body.broadcasts.values()
             work.states += [(task.uid, FrozenOperatorState(each.descriptor, each.freeze())) for each in broadcasts]
         elif isinstance(task, SourceTask):
@@ -106,6 +112,10 @@ class SnapshotWork:
         paths: list[str] = []
         try:
             parts = [part for write in self.sinks for part in write(paths)]
+            if self.in_flight is not None and self.keyed is not None:
+                self.keyed, in_flight = self.in_flight.frozen(self.subtask, self.keyed, self.capture)
+                self.states += [(self.task, frozen) for frozen in in_flight]
+                self.capture = None
             parts += self._operator_parts(paths)
             keyed = None if self.keyed is None else self._keyed(self.keyed)
         except BaseException:
@@ -227,6 +237,8 @@ class SlotSnapshots:
         self._previous: dict[str, TaskHandle] = {}
         "What the last committed checkpoint has of each task."
         self._aborted: set[int] = set()
+        self._held: dict[tuple[str, int], SnapshotWork] = {}
+        "What was frozen of tasks, by checkpoint, while what is in flight to them is captured."
 
     def take(self, task: Task, checkpoint_id: int, alignment_us: int, is_full: bool = False) -> None:
         """Freeze a task, and have it written; all of it if the checkpoint is full."""
@@ -238,7 +250,23 @@ class SlotSnapshots:
             # Of its `snapshot_state`: the state is as it was, and the job may go on.
             self._outside.tell(Declined(self._attempt, checkpoint_id, task.uid, self._subtask, str(error)))
             return
-        self._outside.submit(work.write, partial(self._wrote, task.uid, checkpoint_id))
+        if work.capture is not None:
+            self._held[task.uid, checkpoint_id] = work
+        else:
+            self._submit(work, checkpoint_id)
+
+    def captured(self, task: Task, checkpoint_id: int, reason: str | None) -> None:
+        """Have a task written whose capture is complete, or decline the checkpoint for the reason why it is none."""
+        work = self._held.pop((task.uid, checkpoint_id), None)
+        if work is None or checkpoint_id in self._aborted:
+            return
+        if reason is None:
+            self._submit(work, checkpoint_id)
+        else:
+            self._outside.tell(Declined(self._attempt, checkpoint_id, task.uid, self._subtask, reason))
+
+    def _submit(self, work: SnapshotWork, checkpoint_id: int) -> None:
+        self._outside.submit(work.write, partial(self._wrote, work.task, checkpoint_id))
 
     def _frozen(self, task: Task, checkpoint_id: int, alignment_us: int, is_full: bool) -> SnapshotWork:
         return SnapshotWork.of(
@@ -273,6 +301,7 @@ class SlotSnapshots:
         if checkpoint_id in self._aborted:
             return False
         self._aborted.add(checkpoint_id)
+        self._held = {place: work for place, work in self._held.items() if place[1] != checkpoint_id}
         self._written.pop(checkpoint_id, None)
         if gone:
             self._forget(gone)

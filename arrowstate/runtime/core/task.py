@@ -9,10 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from arrowstate.runtime.core.barriers import BarrierHandler, Decision, Snapshot
+from arrowstate.runtime.core.barriers import BarrierHandler, Captured, Decision, GiveUp, Overtake, Snapshot
 from arrowstate.runtime.core.bodies import Body, FunctionBody
 from arrowstate.runtime.core.chain import Chain
 from arrowstate.runtime.core.elements import (
@@ -25,6 +26,7 @@ from arrowstate.runtime.core.elements import (
     Watermark,
 )
 from arrowstate.runtime.core.exchange import FRAME_ROWS
+from arrowstate.runtime.core.in_flight import Capture, InFlightChannel, InFlightStates
 from arrowstate.runtime.core.mapping import Checkpointed
 from arrowstate.runtime.core.messages import TakenFigures
 from arrowstate.runtime.core.reading import MAX_WATERMARK, SourceSplits
@@ -53,12 +55,14 @@ class TaskHooks:
         self,
         consumed: Callable[[Channel, int], None],
         snapshot: Callable[[Task, int, int, bool], None],
+        captured: Callable[[Task, int, str | None], None],
         ended: Callable[[Task], None],
         now_ms: Callable[[], int],
         now_us: Callable[[], int],
     ) -> None:
         self.consumed = consumed
         self.snapshot = snapshot
+        self.captured = captured
         self.ended = ended
         self.now_ms = now_ms
         self.now_us = now_us
@@ -73,8 +77,8 @@ class Task(ABC):
         self.chain = chain
         self.hooks = hooks
         self.has_ended = False
-        self.full: set[int] = set()
-        "Checkpoints to come that are to be full."
+        self.coming: dict[int, Barrier] = {}
+        "Barriers of checkpoints to come, as they were given."
         self.rows_in = 0
         self.busy_us = 0
         "In steps, since the attempt began."
@@ -122,16 +126,29 @@ class Task(ABC):
 
     def take_snapshot(self, checkpoint_id: int, alignment_us: int = 0) -> None:
         """Let the barrier go on, then have the snapshot taken."""
-        is_full = checkpoint_id in self.full
-        self.full = {id for id in self.full if id > checkpoint_id}
-        self.chain.event(Barrier(checkpoint_id, is_full))
-        self.hooks.snapshot(self, checkpoint_id, alignment_us, is_full)
+        barrier = self.coming.get(checkpoint_id, Barrier(checkpoint_id))
+        self.coming = {id: other for id, other in self.coming.items() if id > checkpoint_id}
+        self.chain.event(barrier)
+        self.hooks.snapshot(self, checkpoint_id, alignment_us, barrier.is_full)
 
     def end(self) -> None:
         """Give on that no rows follow."""
         self.has_ended = True
         self.chain.event(EndOfData())
         self.hooks.ended(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """What a task knows of rows in flight."""
+
+    states: InFlightStates | None = None
+    """How its checkpoints keep them; None if no barrier overtakes."""
+    origins: Mapping[int, str] = field(default_factory=dict)
+    """By the number of an edge the task that sends."""
+    recovered: Sequence[InFlightChannel] = ()
+    """Those of the checkpoint that is restored."""
+    most_bytes: int = 0
 
 
 class OperatorTask(Task):
@@ -148,6 +165,7 @@ class OperatorTask(Task):
         ports: Mapping[int, int | str],
         barriers: BarrierHandler,
         watermark: int | None,
+        flight: Flight | None = None,
     ) -> None:
         super().__init__(uid, subtask, chain, hooks)
         self.body = body
@@ -168,10 +186,12 @@ class OperatorTask(Task):
         # A table beside the rows has no time of its own: it holds nothing back.
         self._timed = [not isinstance(port, str) for port in self._ports]
         self._valve = WatermarkValve(0, watermark=watermark)
-        for number, timed in enumerate(self._timed):
-            if timed:
-                # After a restore every channel is where the task was: one that is ahead waits for the others.
-                self._valve.add(number, watermark=watermark)
+        self.flight = flight or Flight()
+        self.capture: Capture | None = None
+        "What of the checkpoint whose barriers have overtaken is captured, until they have come."
+        self._recovered = {f"recovered {number}": channel for number, channel in enumerate(self.flight.recovered)}
+        "What was in flight at the checkpoint that was restored; it is processed before anything else."
+        self._time_begins()
         self._rows_taken = [0] * len(channels)
         self._bytes_taken = [0] * len(channels)
         self._open = set(range(len(channels)))
@@ -192,7 +212,7 @@ class OperatorTask(Task):
     def is_blocked(self) -> bool:
         if self.chain.has_room:
             return False
-        return any(
+        return bool(self._recovered) or any(
             queue and isinstance(queue[0], _WAIT_FOR_ROOM) and not self._barriers.is_blocked(number)
             for number, queue in enumerate(self._queues)
         )
@@ -207,7 +227,22 @@ class OperatorTask(Task):
 
     def deliver(self, channel: Channel, element: Element) -> None:
         """Put an element into a channel."""
-        self._queues[self._channels[channel]].append(element)
+        number, capture = self._channels[channel], self.capture
+        if capture is not None and number in capture.waits_for:
+            if isinstance(element, CancelBarrier) and element.checkpoint_id == capture.checkpoint_id:
+                self._decided(self._barriers.cancelled(element.checkpoint_id))
+                return
+            if isinstance(element, Barrier) and element.checkpoint_id == capture.checkpoint_id:
+                # What was before it is captured, so it waits for nothing.
+                capture.waits_for.discard(number)
+                self._arrived(number, element)
+                return
+            capture.add(number, element)
+            self._check_size(capture)
+        self._queues[number].append(element)
+        if isinstance(element, Barrier):
+            self.coming[element.checkpoint_id] = element
+            self._arrived(number, element)
 
     def aborted(self, checkpoint_id: int) -> None:
         """Take note that the coordinator gave a checkpoint up."""
@@ -217,14 +252,18 @@ class OperatorTask(Task):
         """Say how far event time is, as it was said before the checkpoint that was restored."""
         if self._valve.watermark is not None:
             self.chain.event(Watermark(self._valve.watermark))
+        self._tell_status()
 
     def tick(self, now_ms: int) -> None:
         """Let processing time pass, if a timer is due by it and there is room for what it gives out."""
+        self._decided(self._barriers.tick(now_ms))
         due = None if self.has_ended else self.body.next_timer_ms()
         if due is not None and due <= now_ms and self.chain.has_room:
             self.body.tick(now_ms)
 
     def step(self) -> bool:
+        if self._recovered:
+            return self._step_recovered()
         room: bool | None = None
         count = len(self._queues)
         for offset in range(count):
@@ -253,12 +292,10 @@ class OperatorTask(Task):
                 if self._timed[number]:
                     self._grown(self._valve.set_idle(number, is_idle))
                     self._tell_status()
-            case Barrier(checkpoint_id, is_full):
-                if is_full:
-                    self.full.add(checkpoint_id)
+            case Barrier(checkpoint_id):
                 if self._first_barrier_us is None:
                     self._first_barrier_us = self.hooks.now_us()
-                self._decided(self._barriers.barrier(number, checkpoint_id))
+                self._decided(self._barriers.barrier(number, checkpoint_id, self.hooks.now_ms()))
             case CancelBarrier(checkpoint_id):
                 self._decided(self._barriers.cancelled(checkpoint_id))
             case EndOfData():
@@ -268,7 +305,7 @@ class OperatorTask(Task):
                     self.end()
 
     def may_wait(self) -> bool:
-        if self._waited == _WAITS:
+        if self._waited == _WAITS or self._recovered:
             return False
         rows = 0
         for number, queue in enumerate(self._queues):
@@ -319,7 +356,7 @@ class OperatorTask(Task):
                     tuple(self._rows_taken[number] for number in numbers),
                     tuple(rows[number] for number in numbers),
                     tuple(sum(item.bytes for item in waiting[number]) for number in numbers),
-                    tuple(self._valve.shown(number) if self._timed[number] else None for number in numbers),
+                    tuple(self._valve.shown(number) if number in self._valve else None for number in numbers),
                     tuple(self._barriers.is_blocked(number) for number in numbers),
                 )
             )
@@ -337,12 +374,112 @@ class OperatorTask(Task):
 
     def _decided(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
+            if isinstance(decision, Captured):
+                self._captured(None)
+                continue
             began, self._first_barrier_us = self._first_barrier_us, None
-            if isinstance(decision, Snapshot):
-                waited = 0 if began is None else self.hooks.now_us() - began
-                self.take_snapshot(decision.checkpoint_id, waited)
-            else:
-                self.chain.event(CancelBarrier(decision.checkpoint_id))
+            waited = 0 if began is None else self.hooks.now_us() - began
+            match decision:
+                case Snapshot(checkpoint_id):
+                    self.take_snapshot(checkpoint_id, waited)
+                case Overtake(checkpoint_id, channels):
+                    self.capture = self._begun_capture(checkpoint_id, channels)
+                    self.take_snapshot(checkpoint_id, waited)
+                    self._check_size(self.capture)
+                case GiveUp(checkpoint_id):
+                    if self.capture is not None:
+                        self._captured("it was given up before all of its barriers had come")
+                    self.chain.event(CancelBarrier(checkpoint_id))
+
+    # What barriers overtake.
+
+    def _arrived(self, number: int, barrier: Barrier) -> None:
+        now_ms = self.hooks.now_ms()
+        self._decided(self._barriers.arrived(number, barrier.checkpoint_id, barrier.overtakes_at_ms, now_ms))
+
+    def _begun_capture(self, checkpoint_id: int, channels: frozenset[int]) -> Capture:
+        """Begin to capture what stands in channels before a barrier, and take the barriers out that have come."""
+        made = Capture(checkpoint_id, self._rest(), {})
+        for number, (edge, sender) in enumerate(self._names):
+            if not self._timed[number]:
+                continue
+            known = (self._valve.shown(number), self._valve.idle(number)) if number in self._valve else (None, False)
+            origin = self.flight.origins[edge]
+            port = int(self._ports[number])
+            made.channels[number] = InFlightChannel(origin, port, sender, *known)
+            if number not in channels:
+                continue
+            made.waits_for.add(number)
+            queue = self._queues[number]
+            for place, element in enumerate(queue):
+                if isinstance(element, Barrier) and element.checkpoint_id == checkpoint_id:
+                    made.waits_for.discard(number)
+                    del queue[place]
+                    break
+                made.add(number, element)
+        return made
+
+    def _check_size(self, capture: Capture) -> None:
+        if capture is self.capture and capture.bytes > self.flight.most_bytes:
+            self._captured(
+                f"{capture.bytes} bytes of rows are in flight to it, more than max_in_flight_bytes, "
+                f"{self.flight.most_bytes}"
+            )
+
+    def _captured(self, reason: str | None) -> None:
+        """End the capture: it is complete, or there is a reason why there is none."""
+        capture, self.capture = self.capture, None
+        if capture is not None:
+            self.hooks.captured(self, capture.checkpoint_id, reason)
+
+    # What was in flight at the checkpoint that was restored.
+
+    def _time_begins(self) -> None:
+        """Have event time wait for the channels of the checkpoint, or once they are done for those of now."""
+        if self._recovered:
+            self._valve.begin({name: (it.watermark, it.is_idle) for name, it in self._recovered.items() if it.is_timed})
+        else:
+            # After a restore every channel is where the task was: one that is ahead waits for the others.
+            self._valve.begin({number: (None, False) for number, timed in enumerate(self._timed) if timed})
+
+    def _step_recovered(self) -> bool:
+        if not self.chain.has_room:
+            return False
+        self._process_recovered(*next(iter(self._unprocessed())))
+        if not self._unprocessed():
+            self._recovered.clear()
+            self._time_begins()
+            self._tell_status()
+        return True
+
+    def _unprocessed(self) -> list[tuple[str, InFlightChannel]]:
+        return [(name, channel) for name, channel in self._recovered.items() if channel.elements]
+
+    def _process_recovered(self, name: str, channel: InFlightChannel) -> None:
+        element = channel.elements.popleft()
+        match element:
+            case Rows(batch):
+                batches, rows = [batch], batch.num_rows
+                while channel.elements and rows < STEP_ROWS and isinstance(channel.elements[0], Rows):
+                    batches.append(channel.elements.popleft().batch)  # type: ignore[union-attr]
+                    rows += batches[-1].num_rows
+                self.rows_in += rows
+                self.body.rows(channel.port, pa.Table.from_batches(batches))
+            case Watermark(timestamp):
+                self._grown(self._valve.advance(name, timestamp))
+            case Status(is_idle):
+                self._grown(self._valve.set_idle(name, is_idle))
+                self._tell_status()
+
+    def _rest(self) -> list[InFlightChannel]:
+        """Return what is left of an earlier checkpoint, as it is now."""
+        found = []
+        for name, channel in self._recovered.items():
+            kept = replace(channel, elements=deque(channel.elements))
+            if name in self._valve:
+                kept.watermark, kept.is_idle = self._valve.shown(name), self._valve.idle(name)
+            found.append(kept)
+        return found
 
 
 class SourceTask(Task):

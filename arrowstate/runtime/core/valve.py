@@ -7,6 +7,7 @@ the watermark that was given out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -48,6 +49,21 @@ class WatermarkValve:
         """Take in one more channel, with the watermark that it has had."""
         self._channels[channel] = _Channel(watermark)
         self._catch_up(self._channels[channel])
+
+    def begin(self, channels: Mapping[int | str, tuple[int | None, bool]]) -> None:
+        """Take other channels in the place of all, each with its watermark, and whether it is idle.
+
+        One without a watermark is where the valve is: nobody is known to be further, and nobody to be behind.
+        """
+        self._channels.clear()
+        for channel, (watermark, is_idle) in channels.items():
+            self.add(channel, watermark=self.watermark if watermark is None else watermark)
+            if is_idle:
+                self._channels[channel].is_idle, self._channels[channel].counts = True, False
+
+    def idle(self, channel: int | str) -> bool:
+        """Whether one channel is idle."""
+        return self._channels[channel].is_idle
 
     def look(self) -> int | None:
         """Return the watermark if it grew by channels that were added."""

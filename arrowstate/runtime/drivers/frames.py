@@ -25,7 +25,10 @@ from arrowstate.runtime.core.elements import (
 _HEADER = struct.Struct("<BIIqQ")
 """Kind, attempt, edge, a number, and the bytes that follow."""
 
-_ROWS, _ROWS_WITH_SCHEMA, _WATERMARK, _STATUS, _BARRIER, _CANCEL, _END, _CREDIT, _FULL_BARRIER = range(9)
+_BARRIER_BODY = struct.Struct("<??q")
+"""Whether it is full, whether it ever overtakes, and from when on."""
+
+_ROWS, _ROWS_WITH_SCHEMA, _WATERMARK, _STATUS, _BARRIER, _CANCEL, _END, _CREDIT = range(8)
 
 
 class Credit:
@@ -39,7 +42,7 @@ class Credit:
 
 def write_element(to: socket.socket, attempt: int, edge: int, element: Element) -> None:
     """Send an element."""
-    payload: pa.Buffer | None = None
+    payload: pa.Buffer | bytes | None = None
     match element:
         case Rows(batch, number):
             kind = _ROWS_WITH_SCHEMA if _has_dictionary(batch.schema) else _ROWS
@@ -48,13 +51,13 @@ def write_element(to: socket.socket, attempt: int, edge: int, element: Element) 
             kind = _WATERMARK
         case Status(is_idle):
             kind, number = _STATUS, int(is_idle)
-        case Barrier(number, is_full):
-            kind = _FULL_BARRIER if is_full else _BARRIER
+        case Barrier(number, is_full, at_ms):
+            kind, payload = _BARRIER, _BARRIER_BODY.pack(is_full, at_ms is not None, at_ms or 0)
         case CancelBarrier(number):
             kind = _CANCEL
         case EndOfData():
             kind, number = _END, 0
-    size = 0 if payload is None else payload.size
+    size = 0 if payload is None else memoryview(payload).nbytes
     to.sendall(_HEADER.pack(kind, attempt, edge, number, size))
     if payload is not None:
         to.sendall(memoryview(payload))
@@ -85,8 +88,12 @@ def read_frame(of: socket.socket, schemas: list[pa.Schema]) -> tuple[int, int, E
         element = Watermark(number)
     elif kind == _STATUS:
         element = Status(bool(number))
-    elif kind in (_BARRIER, _FULL_BARRIER):
-        element = Barrier(number, kind == _FULL_BARRIER)
+    elif kind == _BARRIER:
+        body = bytearray(size)
+        if not _fill(of, memoryview(body)):
+            return None
+        is_full, overtakes, at_ms = _BARRIER_BODY.unpack(body)
+        element = Barrier(number, is_full, at_ms if overtakes else None)
     elif kind == _CANCEL:
         element = CancelBarrier(number)
     elif kind == _END:

@@ -1,8 +1,4 @@
-"""Rules of the runtime, each of which can be broken, to see that some seed notices.
-
-Those of unaligned checkpoints, no capture of what is under way and capture of what follows the barrier, have no place
-here: there are no such checkpoints.
-"""
+"""Rules of the runtime, each of which can be broken, to see that some seed notices."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +14,7 @@ from arrowstate.runtime.core import (
     barriers,
     coordinator,
     deploying,
+    in_flight,
     reading,
     sinking,
     slot,
@@ -45,17 +42,17 @@ def without(name: str) -> Iterator[None]:
 
 
 def blocking(put: Put) -> None:
-    put(barriers.AlignedBarriers, "is_blocked", lambda self, channel: False)
+    put(barriers.ExactlyOnceBarriers, "is_blocked", lambda self, channel: False)
 
 
 def all_barriers(put: Put) -> None:
-    def barrier(self: Any, channel: int, checkpoint_id: int) -> list[barriers.Decision]:
+    def barrier(self: Any, channel: int, checkpoint_id: int, now_ms: int) -> list[barriers.Decision]:
         if checkpoint_id <= self._done:
             return []
         self._done = checkpoint_id
         return [barriers.Snapshot(checkpoint_id)]
 
-    put(barriers.AlignedBarriers, "barrier", barrier)
+    put(barriers.ExactlyOnceBarriers, "barrier", barrier)
 
 
 def barriers_that_need_no_room(put: Put) -> None:
@@ -72,10 +69,11 @@ def barriers_that_need_no_room(put: Put) -> None:
 
 def barrier_before_the_next_batch(put: Put) -> None:
     def take_snapshot(self: task.Task, checkpoint_id: int, alignment_us: int = 0) -> None:
+        barrier = self.coming.get(checkpoint_id, Barrier(checkpoint_id))
         self.hooks.snapshot(self, checkpoint_id, alignment_us, False)
         if isinstance(self, task.SourceTask):
             self.step()
-        self.chain.event(Barrier(checkpoint_id))
+        self.chain.event(barrier)
 
     put(task.Task, "take_snapshot", take_snapshot)
 
@@ -145,7 +143,7 @@ def time_of_splits_that_wait(put: Put) -> None:
 
 
 def restored_watermarks(put: Put) -> None:
-    put(deploying, "OperatorTask", lambda *given: task.OperatorTask(*given[:-1], None))
+    put(deploying, "OperatorTask", lambda *given: task.OperatorTask(*given[:-2], None, given[-1]))
 
 
 def slices_of_keys(put: Put) -> None:
@@ -237,6 +235,97 @@ def attempts_of_frames(put: Put) -> None:
     put(slot.Slot, "take", take)
 
 
+def overtaking(put: Put) -> None:
+    put(barriers.ExactlyOnceBarriers, "arrived", lambda *given: [])
+
+
+def capture_of_channels(put: Put) -> None:
+    right = task.OperatorTask._begun_capture
+
+    def begun(self: task.OperatorTask, *given: Any) -> in_flight.Capture:
+        made = right(self, *given)
+        for channel in made.channels.values():
+            channel.elements.clear()
+        return made
+
+    put(task.OperatorTask, "_begun_capture", begun)
+
+
+def capture_until_the_barrier(put: Put) -> None:
+    right = task.OperatorTask._begun_capture
+
+    def begun(self: task.OperatorTask, *given: Any) -> in_flight.Capture:
+        made = right(self, *given)
+        made.add = lambda number, element: None  # type: ignore[method-assign]
+        return made
+
+    put(in_flight, "Capture", _loose(in_flight.Capture))
+    put(task, "Capture", in_flight.Capture)
+    put(task.OperatorTask, "_begun_capture", begun)
+
+
+def _loose(kind: Any) -> Any:
+    """Return a class whose objects can be given other methods."""
+    return type(kind.__name__, (kind,), {})
+
+
+def capture_no_further_than_the_barrier(put: Put) -> None:
+    class Endless(set[int]):
+        def discard(self, number: int) -> None:
+            # A channel is captured until the barriers of all have come.
+            pass
+
+    right = task.OperatorTask._begun_capture
+
+    def begun(self: task.OperatorTask, *given: Any) -> in_flight.Capture:
+        made = right(self, *given)
+        made.waits_for = Endless(made.waits_for)
+        return made
+
+    put(task.OperatorTask, "_begun_capture", begun)
+
+
+def rest_of_rows_in_flight(put: Put) -> None:
+    put(task.OperatorTask, "_rest", lambda self: [])
+
+
+def rows_in_flight_before_others(put: Put) -> None:
+    right = task.OperatorTask.step
+
+    def step(self: task.OperatorTask) -> bool:
+        kept, self._recovered = self._recovered, {}
+        if kept and any(self._queues):
+            self._valve.begin({number: (None, False) for number, timed in enumerate(self._timed) if timed})
+        try:
+            done = right(self)
+        finally:
+            self._recovered = kept
+        if kept and not done:
+            self._time_begins()
+            return right(self)
+        return done
+
+    put(task.OperatorTask, "step", step)
+
+
+def slices_of_rows_in_flight(put: Put) -> None:
+    def whole(*given: Any, **named: Any) -> Any:
+        return restore_backend(*given, **{**named, "parallelism": 1, "subtask": 0})
+
+    put(in_flight, "restore_backend", whole)
+
+
+def channels_without_rows(put: Put) -> None:
+    def found(self: in_flight.Capture) -> list[in_flight.InFlightChannel]:
+        return [channel for channel in (*self.rest, *self.channels.values()) if channel.elements]
+
+    put(in_flight.Capture, "all_channels", property(found))
+
+
+def channels_that_no_barrier_overtakes_in(put: Put) -> None:
+    put(deploying, "ExactlyOnceBarriers", lambda channels, in_line: barriers.ExactlyOnceBarriers(channels))
+
+
 CONTROLS: Mapping[str, Callable[[Put], None]] = {
     rule.__name__: rule
     for rule in (
@@ -261,5 +350,14 @@ CONTROLS: Mapping[str, Callable[[Put], None]] = {
         attempts_of_frames,
         turns,
         closes_that_raise,
+        overtaking,
+        capture_of_channels,
+        capture_until_the_barrier,
+        capture_no_further_than_the_barrier,
+        rest_of_rows_in_flight,
+        rows_in_flight_before_others,
+        slices_of_rows_in_flight,
+        channels_without_rows,
+        channels_that_no_barrier_overtakes_in,
     )
 }

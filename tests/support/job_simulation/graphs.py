@@ -32,14 +32,29 @@ from job_simulation.parts import (
     Timed,
     Tokens,
     Told,
+    Violation,
     moved,
     weights,
 )
 
 __all__ = ["Flow", "Read", "SimulatedJob", "draw_job"]
 
-Read = Mapping[str, list[Row]]
-"""By source the rows that were read."""
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a checkpoint says: by source the rows that were read, and by operator and input those in flight to it."""
+
+    rows: Mapping[str, list[Row]]
+    in_flight: Mapping[tuple[str, int], Counter[Row]]
+
+    def processed(self, rows: Counter[Row], uid: str, port: int = 0) -> Counter[Row]:
+        """Return what an operator has processed of the rows that were sent to it."""
+        in_flight = self.in_flight.get((uid, port), Counter())
+        if too_many := in_flight - rows:
+            raise Violation(f"in flight to {uid} are {dict(too_many)}, which were not sent, or are there twice")
+        return rows - in_flight
+
+
 Rows = Callable[[Read], Counter[Row]]
 OUT_OF_ORDER_MS = 60
 
@@ -74,20 +89,25 @@ class SimulatedJob:
     "By output table the rows whose key and span of time must be given out in the end."
     told: dict[str, Rows] = field(default_factory=dict)
     "By function that publishes what is committed, the rows that it has."
+    copied: set[str] = field(default_factory=set)
+    "Operators that get each row from every subtask: how many of those are in flight nobody knows."
     windows: dict[str, tuple[str, Rows]] = field(default_factory=dict)
     "By output table the operator and its rows."
     shape: list[str] = field(default_factory=list)
     "What it is made of."
 
 
-def draw_job(chance: random.Random, told: random.Random) -> SimulatedJob:
-    """Return a job; `told` says which of its streams have a function that is told of checkpoints."""
+def draw_job(chance: random.Random, told: random.Random, times: int = 1) -> SimulatedJob:
+    """Return a job; `told` says which of its streams have a function that is told of checkpoints.
+
+    Its input is `times` as large as else.
+    """
     job = Job(
         "memory://unused",
         parallelism=chance.choice([1, 2, 2, 2, 3]),
         max_parallelism=chance.choice([3, 5, 128]),
     )
-    made = _Made(chance, told, SimulatedJob(job))
+    made = _Made(chance, told, SimulatedJob(job), times)
     count = chance.choice([1, 1, 2, 2, 3])
     group = "all" if chance.random() < 0.15 else None
     flows = [made.told(made.source(number, group)) for number in range(count)]
@@ -109,8 +129,9 @@ def draw_job(chance: random.Random, told: random.Random) -> SimulatedJob:
 class _Made:
     """A job in the making."""
 
-    def __init__(self, chance: random.Random, told: random.Random, made: SimulatedJob) -> None:
+    def __init__(self, chance: random.Random, told: random.Random, made: SimulatedJob, times: int) -> None:
         self.chance = chance
+        self.times = times
         self.is_told = told
         self.made = made
         self.number = 0
@@ -133,7 +154,7 @@ class _Made:
             first = number * OF_SOURCE + split * OF_SPLIT
             step = chance.choice([5, 20])
             # Some end long before the others, some have no rows at all.
-            count = chance.choice([0, 1, 2, 5] if in_order else [0, 1, 3, 6, 10])
+            count = self.times * chance.choice([0, 1, 2, 5] if in_order else [0, 1, 3, 6, 10])
             splits[str(split)] = [
                 Row(
                     first + row,
@@ -150,7 +171,7 @@ class _Made:
         rule = Watermarks("at", out_of_order_ms=OUT_OF_ORDER_MS, group=group, max_drift_ms=100 if group else None)
         self.made.sources[uid] = source
         stream = self.made.job.source(source, uid=uid, watermarks=rule if is_timed else None)
-        return Flow(stream, lambda read: Counter(read[uid]), frozenset([uid]), True, True)
+        return Flow(stream, lambda read: Counter(read.rows[uid]), frozenset([uid]), True, True)
 
     def follow(self, flow: Flow, flows: list[Flow]) -> Flow:
         """Return what follows a stream."""
@@ -184,7 +205,7 @@ class _Made:
             return Flow(stream.to_one(), rows, flow.sources, flow.is_timed, flow.is_ordered)
         if kind == "broadcast":
             # In how many subtasks rows come depends on how many there are: what is twice is left out at once.
-            return self.once(Flow(stream.broadcast(), rows, flow.sources, flow.is_timed, False))
+            return self.once(Flow(stream.broadcast(), rows, flow.sources, flow.is_timed, False), copied=True)
         other = self.chance.choice(others)
         ordered = flow.is_ordered and other.is_ordered and not flow.sources & other.sources
         both = lambda read: rows(read) + other.rows(read)  # noqa: E731
@@ -199,18 +220,24 @@ class _Made:
             broadcast = {TABLE: table.stream.map_batches(lambda batch: batch.select(["id", "at"]))}
         function = Keep(self.keys, ordered=flow.is_ordered)
         stream = flow.stream.stateful(function, key=["key"], uid=uid, output_schema=SCHEMA, broadcast=broadcast)
-        self.made.sums[uid] = lambda read: _sums(flow.rows(read))
-        sources = flow.sources
-        return Flow(stream, lambda read: _moved(flow.rows(read), self.keys), sources, flow.is_timed, False)
+        rows = lambda read: read.processed(flow.rows(read), uid)  # noqa: E731
+        self.made.sums[uid] = lambda read: _sums(rows(read))
+        return Flow(stream, lambda read: _moved(rows(read), self.keys), flow.sources, flow.is_timed, False)
 
-    def once(self, flow: Flow) -> Flow:
+    def once(self, flow: Flow, *, copied: bool = False) -> Flow:
         uid = self.name("once")
+        if copied:
+            self.made.copied.add(uid)
+
+        def given(read: Read) -> Counter[Row]:
+            return flow.rows(read) if copied else read.processed(flow.rows(read), uid)
+
         stream = flow.stream.stateful(Once(), key=["id"], uid=uid, output_schema=SCHEMA)
-        self.made.sums[uid] = lambda read: {row.id: 1 for row in flow.rows(read)}
+        self.made.sums[uid] = lambda read: {row.id: 1 for row in given(read)}
 
         def rows(read: Read) -> Counter[Row]:
             # Of rows that differ in their key the first is taken, whichever that is: only one source of them is used.
-            return Counter(set(flow.rows(read)))
+            return Counter(set(given(read)))
 
         same = not self._may_differ(flow)
         if same:
@@ -218,7 +245,7 @@ class _Made:
         plain = stream.map_batches(_without_key)
         return Flow(
             plain,
-            lambda read: Counter({Row(row.id, 0, row.at) for row in flow.rows(read)}),
+            lambda read: Counter({Row(row.id, 0, row.at) for row in given(read)}),
             flow.sources,
             flow.is_timed,
             False,
@@ -229,7 +256,7 @@ class _Made:
         whole = {
             uid: [row for rows in source.rows.values() for row in rows] for uid, source in self.made.sources.items()
         }
-        rows = flow.rows(whole)
+        rows = flow.rows(Read(whole, {}))
         return len({row.id for row in rows}) != len(rows)
 
     def both(self, flow: Flow, other: Flow) -> Flow:
@@ -238,11 +265,14 @@ class _Made:
         stream = connected.stateful(Both(self.keys), key=["key"], uid=uid, output_schema=SCHEMA)
 
         def sums(read: Read) -> dict[Any, int]:
-            first, second = _sums(flow.rows(read)), _sums(other.rows(read))
+            first, second = (_sums(rows) for rows in given(read))
             return {key: first.get(key, 0) + 3 * second.get(key, 0) for key in {*first, *second}}
 
+        def given(read: Read) -> list[Counter[Row]]:
+            return [read.processed(each.rows(read), uid, port) for port, each in enumerate((flow, other))]
+
         self.made.sums[uid] = sums
-        rows = lambda read: _moved(flow.rows(read) + other.rows(read), self.keys)  # noqa: E731
+        rows = lambda read: _moved(sum(given(read), Counter()), self.keys)  # noqa: E731
         return Flow(stream, rows, flow.sources | other.sources, flow.is_timed and other.is_timed, False)
 
     def told(self, flow: Flow) -> Flow:
@@ -257,15 +287,16 @@ class _Made:
         uid, table = self.name("timed"), self.name("fired")
         stream = flow.stream.stateful(Timed(), key=["key"], uid=uid, output_schema=SCHEMA, timestamp="at")
         stream.sink(OutputTable(table))
-        self.made.sums[uid] = lambda read: _sums(flow.rows(read))
-        self.made.timers[table] = flow.rows
+        rows = lambda read: read.processed(flow.rows(read), uid)  # noqa: E731
+        self.made.sums[uid] = lambda read: _sums(rows(read))
+        self.made.timers[table] = rows
 
     def windowed(self, flow: Flow) -> None:
         uid, table = self.name("windows"), self.name("ended")
         function = WindowFunction(TumblingEventTimeWindows(WIDTH_MS), SUM, timestamp="at", value="weight")
         weighed = flow.stream.map_batches(_weighed)
         weighed.stateful(function, key=["key"], uid=uid).sink(OutputTable(table))
-        self.made.windows[table] = uid, flow.rows
+        self.made.windows[table] = uid, lambda read: read.processed(flow.rows(read), uid)
 
     def sink(self, flow: Flow, kind: str) -> None:
         name = self.name(kind)

@@ -15,6 +15,7 @@ from arrowstate.errors import CommitUnknownError, StorageError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.runtime import running
 from arrowstate.runtime.core import checkpoints, exchange, task, turns
+from arrowstate.runtime.core.barriers import ExactlyOnceBarriers
 from arrowstate.runtime.core.elements import Barrier, CancelBarrier, Rows
 from arrowstate.runtime.core.messages import (
     AbortCheckpoint,
@@ -31,12 +32,16 @@ from arrowstate.runtime.drivers import inline
 from arrowstate.runtime.drivers.inline import Inline
 from arrowstate.runtime.graph import StatefulNode
 from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.key_groups import KeyGroupRange, key_group_range
 from job_simulation.parts import WORLD, Violation
 
 __all__ = ["Luck", "Unruly", "watched"]
 
 _PASSED = 8
 """So many steps more for each task of its slot a source may be passed over: others have their turns before it."""
+
+_LATE_MS = 20
+"""So long after its time a barrier may begin to overtake: the clock is looked at from time to time."""
 
 _MAY_BE_LOST = (TriggerCheckpoint, CompleteCheckpoint, AbortCheckpoint, Acknowledged, Declined)
 
@@ -146,8 +151,11 @@ def _step(right: Callable[[Slot], bool]) -> Callable[[Slot], bool]:
         for item in attempt.tasks:
             if item.late_rows:
                 raise Violation(f"{item.late_rows} rows came late to {item.uid} in subtask {item.subtask}")
-        for item in [] if did or self._turns is None else attempt.tasks:
+        for item in [] if self._turns is None else attempt.tasks:
             if isinstance(item, OperatorTask):
+                _check_overtaking(item, self._outside.now_ms())
+        for item in [] if did or self._turns is None else attempt.tasks:
+            if isinstance(item, OperatorTask) and not item._recovered:
                 heads = [queue[0] for number, queue in enumerate(item._queues) if queue and _open(item, number)]
                 if any(isinstance(head, (Barrier, CancelBarrier)) for head in heads):
                     raise Violation(f"a barrier waits in front of {item.uid}, and nothing is done")
@@ -174,6 +182,22 @@ def _check_turns(slot: Slot, could: list[task.Task], stepped: dict[task.Task, in
             raise Violation(f"source {item.uid} could read, and others had {passed[item]} steps before it")
 
 
+def _check_overtaking(item: OperatorTask, now_ms: int) -> None:
+    """A barrier whose time has come waits behind no rows, but for those of channels that it may not overtake in."""
+    barriers = item._barriers
+    if not isinstance(barriers, ExactlyOnceBarriers) or not barriers._in_line <= barriers._got:
+        return
+    if barriers._has_overtaken and item.capture is None:
+        # Too much was in flight: the checkpoint is declined, and its barriers say nothing any more.
+        return
+    for queue in item._queues:
+        for element in queue:
+            # Time is looked at some times a second.
+            due = isinstance(element, Barrier) and element.overtakes_at_ms is not None
+            if due and element.checkpoint_id > barriers._done and element.overtakes_at_ms + _LATE_MS <= now_ms:
+                raise Violation(f"barrier {element.checkpoint_id} waits in a channel of {item.uid}")
+
+
 def _open(item: OperatorTask, number: int) -> bool:
     return not item._barriers.is_blocked(number)
 
@@ -190,12 +214,20 @@ def _hear(right: Callable[[Slot, Any], None]) -> Callable[[Slot, Any], None]:
 
 
 def _check_watermarks(slot: Slot, base: LogEntryDocument) -> None:
-    """Event time of a task is not lower than where the checkpoint has it, nor higher than what all had."""
+    """Event time of a task is where the checkpoint has the slowest of those whose keys it has."""
     for item in slot.tasks:
         node = slot._graph.task(item.uid)
         stored = next((operator for operator in base.operators if operator.uid == item.uid), None)
         if isinstance(node, StatefulNode) and stored is not None:
-            known = [subtask.watermark for subtask in stored.subtasks]
+            own = key_group_range(
+                slot._setting.max_parallelism, parallelism=slot._setting.parallelism, subtask=item.subtask
+            )
+            low, high = own.hash_bounds(slot._setting.max_parallelism)
+            bounds = [
+                (subtask, KeyGroupRange(*subtask.key_groups).hash_bounds(stored.max_parallelism))
+                for subtask in stored.subtasks
+            ]
+            known = [subtask.watermark for subtask, (first, last) in bounds if first <= high and low <= last]
             lowest = None if None in known or not known else min(known)
             if item.watermark != lowest:
                 raise Violation(f"{item.uid} is at the watermark {item.watermark} after a restore, not {lowest}")
@@ -270,4 +302,7 @@ def watched(luck: Luck) -> Iterator[None]:
 def rows_left(slot: Slot) -> int:
     """Return how many rows wait in the channels of a slot."""
     waiting = [item for item in slot.tasks if isinstance(item, OperatorTask)]
-    return sum(isinstance(element, Rows) for item in waiting for queue in item._queues for element in queue)
+    queues = [
+        queue for item in waiting for queue in (*item._queues, *(each.elements for each in item._recovered.values()))
+    ]
+    return sum(isinstance(element, Rows) for queue in queues for element in queue)
