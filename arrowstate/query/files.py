@@ -153,13 +153,11 @@ class Part:
         return batch.slice(self._piece.first_row - self._piece.batch_row, self.rows)
 
 
-def live_in_file(runs: Sequence[QueriedRun], rows: int) -> npt.NDArray[np.bool_]:
-    """Return for each row of a file whether it is live in one of the runs, which are pieces of it."""
-    return np.unpackbits(live_bits_in_file(runs, rows), count=rows, bitorder="little").view(np.bool_)
-
-
 def live_bits_in_file(runs: Sequence[QueriedRun], rows: int) -> Bits:
-    """Return the same as bits, the first of a byte its lowest; those after the last row are 0."""
+    """Return for each row of a file whether it is live in one of the runs, which are pieces of it.
+
+    The first row of eight is the lowest bit of a byte; the bits after the last row are 0.
+    """
     live = np.zeros(-(-rows // 8), dtype=np.uint8)
     for run in runs:
         first, after = run.document.first_row % 8, run.rows % 8

@@ -107,6 +107,10 @@ def same(left: Any, right: Any) -> bool:
     return repr(tables[0].sort_by(order).to_pylist()) == repr(tables[1].sort_by(order).to_pylist())
 
 
+def plan_of(frame: Any) -> str:
+    return str(frame._jdf.queryExecution().toString())
+
+
 def test_parquet_files_without_dead_rows_are_read_by_spark(spark: Any, store: Path, plan: Any) -> None:
     scan = plan(checkpoint="whole")
 
@@ -115,7 +119,12 @@ def test_parquet_files_without_dead_rows_are_read_by_spark(spark: Any, store: Pa
     assert scan.frame.count() == 3000 - len(range(1, 3000, 11))
 
 
-def test_dead_rows_and_small_runs_are_taken_care_of(spark: Any, store: Path, plan: Any) -> None:
+@pytest.mark.parametrize(("at_once", "scans"), [(8, 1), (3, 2), (1, 4)])
+def test_dead_rows_and_small_runs_are_taken_care_of(
+    spark: Any, store: Path, plan: Any, monkeypatch: pytest.MonkeyPatch, at_once: int, scans: int
+) -> None:
+    monkeypatch.setattr("arrowstate.spark.read.native._FILES_AT_ONCE", at_once)
+
     scan = plan()
 
     assert scan.native
@@ -123,7 +132,30 @@ def test_dead_rows_and_small_runs_are_taken_care_of(spark: Any, store: Path, pla
         scan.reason == "4 Parquet files read by Spark, 918 dead rows left out by their numbers, 2 small runs from the "
         "manifests"
     )
+    assert plan_of(scan.frame).count("FileScan parquet") == scans
     assert same(scan.frame, by_data_source(spark, store))
+
+
+def test_a_filter_reaches_the_files_below_that_of_the_dead_rows(plan: Any) -> None:
+    found = plan().frame.where("k = 2001")
+
+    assert "EqualTo(k,2001)" in plan_of(found)
+    assert found.select("whole").collect() == [(None,)]
+
+
+def test_few_rows_without_dead_ones_are_read_with_the_others(spark: Any, tmp_path: Path, plan: Any) -> None:
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+    state = backend.state(arrowstate.ValueStateDescriptor("v", pa.int64()))
+    with arrowstate.open_store(tmp_path, create=True).writer(compaction=None) as writer:
+        for first, count in ((0, 60_000), (59_900, 3_000), (70_000, 3_000)):
+            state.update_batch(pa.array(range(first, first + count)), pa.array(range(count)))
+            snapshot = writer.checkpoint({"op": [backend]}, format="parquet")
+
+    scan = plan(tmp_path)
+
+    assert scan.reason == "3 Parquet files read by Spark, 100 dead rows left out by their numbers"
+    assert plan_of(scan.frame).count("FileScan parquet") == 1
+    assert scan.frame.toArrow().sort_by("k").to_pydict() == snapshot.to_arrow("op.v").sort_by("k").to_pydict()
 
 
 @pytest.mark.parametrize("checkpoint", ["whole", None])
@@ -244,7 +276,8 @@ def test_many_rows_beside_dead_ones_are_left_to_the_data_source(plan: Any, monke
 
 
 def test_many_files_with_dead_rows_are_left_to_the_data_source(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arrowstate.spark.read.native._MOST_BITMAPS", 3)
+    monkeypatch.setattr("arrowstate.spark.read.native._MOST_SCANS", 1)
+    monkeypatch.setattr("arrowstate.spark.read.native._FILES_AT_ONCE", 3)
 
     assert plan().reason == "read by the data source: 4 of its files have dead rows, over 3"
 

@@ -1,13 +1,16 @@
 """Reading a state by Spark's own Parquet reader where that gives the same rows, which is three times as fast.
 
 A run in a Parquet file is a table that Spark reads without Python. What it cannot know are the dead rows of the run:
-a bit for each row of the file goes with the plan, and each row looks its own up by its number. Where the files are not
-Parquet, have another schema, or are too many with dead rows, the data source of this package reads them.
+a bit for each row of the file goes with the plan, and each row looks its own up by its number. Several files are one
+scan. Its rows look first whether the row of this number is live in all of them, which most rows are, and only then in
+the bits of their own file, for Spark is slow to tell a row its file. Where the files are not Parquet, have another
+schema, or are too many with dead rows, the data source of this package reads them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,7 +25,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from arrowstate.files.validation import Validation
 from arrowstate.query.expiry import EXPIRES_COLUMN, UPDATED_COLUMN
-from arrowstate.query.files import QueriedRun, live_in_file
+from arrowstate.query.files import QueriedRun, live_bits_in_file
 from arrowstate.query.state import CHECKPOINT_COLUMN, KEY_GROUP_COLUMN
 from arrowstate.spark.outputs import frame_by_tasks
 from arrowstate.spark.places import STORAGE_OPTIONS, storage_options_text
@@ -35,19 +38,28 @@ from arrowstate.spark.source import FORMAT, register
 from arrowstate.spark.versions import DATA_SOURCE, has
 from arrowstate.storage.base import Storage
 from arrowstate.table.segment import HASH_COLUMN
+from arrowstate_formats.integers import bit_counts
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.statistics import has_floats
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 
 __all__ = ["StateScan", "plan_read", "read_state"]
 
 _MOST_BITMAP_ROWS = 1 << 28
 """The files with dead rows may have so many: their bits, 32 MiB then, go to the executors with the plan."""
 
-_MOST_BITMAPS = 32
-"""Each file with dead rows is a scan of its own."""
+_FILES_AT_ONCE = 8
+"""So many files with dead rows are one scan; of more, too few rows would be live in all of them."""
+
+_SMALL = 8
+"""Files without dead rows that have a fraction of the rows of the others are read with those: a scan costs more."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+_MOST_SCANS = 32
+"""How many scans of files with dead rows a plan has at most."""
 
 _READER_OPTIONS = {
     # Columns must not come from the names of folders, nor files be left out in silence, whatever the session says.
@@ -242,6 +254,31 @@ def _by_data_source(spark: SparkSession, plan: Plan, options: dict[str, str]) ->
     return spark.read.format(FORMAT).options(**settled).load(plan.store.url)  # type: ignore[attr-defined]
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file, and which of its rows are live."""
+
+    place: str
+    "As Spark names it."
+    rows: int
+    bits: npt.NDArray[np.uint8]
+    "A bit for each row; those after the last row are 0."
+
+    @property
+    def name(self) -> str:
+        return self.place.rsplit("/", 1)[1]
+
+    @property
+    def dead_rows(self) -> int:
+        return self.rows - int(bit_counts(self.bits).sum(dtype=np.int64))
+
+    @property
+    def words(self) -> npt.NDArray[np.int64]:
+        padded = np.zeros(-(-self.rows // 64) * 8, dtype=np.uint8)
+        padded[: self.bits.size] = self.bits
+        return padded.view("<i8")
+
+
 class _Native:
     """Plans a scan by Spark's reader, or says why there is none."""
 
@@ -269,36 +306,43 @@ class _Native:
         refusal = self._refusal([runs[0] for runs in files.values()])
         if refusal is not None:
             return refusal
-        whole, parts = [], {}
+        whole: list[_File] = []
+        parts: list[_File] = []
         for runs in files.values():
-            document = runs[0].document
-            live = live_in_file(runs, document.rows)
-            if live.all():
-                whole.append(_place(self.storage, str(document.path)))
-            else:
-                parts[_place(self.storage, str(document.path))] = live
+            place, rows = _place(self.storage, str(runs[0].document.path)), runs[0].document.rows
+            file = _File(place, rows, live_bits_in_file(runs, rows))
+            (parts if file.dead_rows else whole).append(file)
         if (parts or inline) and not has(DATA_SOURCE):
             return "it has dead rows or small runs, which PySpark takes from 4.0 on"
-        rows = sum(live.size for live in parts.values())
+        rows = sum(file.rows for file in parts)
         if rows > _MOST_BITMAP_ROWS:
             return f"its files with dead rows have {rows:,} rows, over {_MOST_BITMAP_ROWS:,}"
-        if len(parts) > _MOST_BITMAPS:
-            return f"{len(parts)} of its files have dead rows, over {_MOST_BITMAPS}"
-        unreadable = next((place for place in (*whole, *parts) if not _can_read(self.spark, place)), None)
+        names = {file.name for file in (*whole, *parts)}
+        # A row is told by the name of its file, which Spark must give as it is.
+        are_told = len(names) == len(files) and all(map(_NAME.fullmatch, names))
+        at_once = _FILES_AT_ONCE if are_told else 1
+        if len(parts) > _MOST_SCANS * at_once:
+            return f"{len(parts)} of its files have dead rows, over {_MOST_SCANS * at_once}"
+        places = [file.place for file in (*whole, *parts)]
+        unreadable = next((place for place in places if not _can_read(self.spark, place)), None)
         if unreadable is not None:
             return f"the session cannot read {unreadable}"
-        frames = [self._files(whole)] if whole else []
-        frames += [self._live(place, live) for place, live in parts.items()]
+        reason = f"{len(files)} Parquet files read by Spark"
+        if parts:
+            reason += f", {sum(file.dead_rows for file in parts):,} dead rows left out by their numbers"
+        if inline:
+            reason += f", {len(inline)} small runs from the manifests"
+        is_small = sum(file.rows for file in whole) * _SMALL < rows and len(places) <= at_once
+        if is_small:
+            parts, whole = [*parts, *whole], []
+        frames = [self._chosen(self._reader().parquet(*(file.place for file in whole)))] if whole else []
+        # Those of about the same length, which share most of the numbers of their rows.
+        parts.sort(key=lambda file: file.rows)
+        frames += [self._live(parts[first : first + at_once]) for first in range(0, len(parts), at_once)]
         frames += [self._local(inline)] if inline else []
         frame = frames[0]
         for other in frames[1:]:
             frame = frame.unionAll(other)
-        reason = f"{len(files)} Parquet files read by Spark"
-        if parts:
-            dead = rows - sum(int(live.sum()) for live in parts.values())
-            reason += f", {dead:,} dead rows left out by their numbers"
-        if inline:
-            reason += f", {len(inline)} small runs from the manifests"
         return StateScan(frame, True, reason)
 
     def _refusal(self, files: Sequence[QueriedRun]) -> str | None:
@@ -331,23 +375,31 @@ class _Native:
         schema = spark_schema(pa.schema([self.state.schema.field(name) for name in self.stored]))
         return self.spark.read.schema(StructType([*schema, *more])).options(**_READER_OPTIONS)
 
-    def _files(self, places: Sequence[str]) -> DataFrame:
-        return self._chosen(self._reader().parquet(*places))
-
-    def _live(self, place: str, live: npt.NDArray[np.bool_]) -> DataFrame:
-        """The rows of a file that are live."""
-        bits = np.zeros(-(-live.size // 64) * 8, dtype=np.uint8)
-        packed = np.packbits(live, bitorder="little")
-        bits[: packed.size] = packed
-        words = pa.array([bits.view("<i8")], pa.list_(pa.field("item", pa.int64(), nullable=False)))
+    def _live(self, files: Sequence[_File]) -> DataFrame:
+        """The rows of files that are live."""
+        words = [file.words for file in files]
+        if len(files) > 1:
+            everywhere = np.full(max(item.size for item in words), -1, dtype=np.int64)
+            for item in words:
+                everywhere[: item.size] &= item
+            words.insert(0, everywhere)
+        item = pa.field("item", pa.int64(), nullable=False)
+        table = pa.table({"words": pa.array([np.concatenate(words)], pa.list_(item))})
         # A scalar subquery: the array is part of the compiled plan, so a row costs one access to it. A join by the
         # number of the row takes twice as long.
-        word = self.spark.createDataFrame(pa.table({"words": words})).scalar()
-        number = sf.col(ROW_NUMBER)
-        held = sf.get(word, sf.shiftright(number, 6).cast("int"))
-        bit = sf.call_function("shiftright", held, number.bitwiseAND(63).cast("int"))
-        numbered = self._reader(StructField(ROW_NUMBER, LongType())).parquet(place)
-        return self._chosen(numbered.where(bit.bitwiseAND(1) == 1))
+        held, place = self.spark.createDataFrame(table).scalar(), sf.expr(f"cast({ROW_NUMBER} & 63 as int)")
+
+        def is_live(first_word: str) -> Column:
+            number = sf.expr(f"cast(shiftright({ROW_NUMBER}, 6) + {first_word} as int)")
+            return sf.getbit(sf.get(held, number), place) == 1
+
+        live = is_live("0")
+        if len(files) > 1:
+            starts = np.cumsum([item.size for item in words])
+            cases = (f"when '{file.name}' then {start}" for file, start in zip(files, starts, strict=False))
+            live = live | is_live(f"case _metadata.file_name {' '.join(cases)} end")
+        numbered = self._reader(StructField(ROW_NUMBER, LongType())).parquet(*(file.place for file in files))
+        return self._chosen(numbered.where(live))
 
     def _local(self, runs: Sequence[QueriedRun]) -> DataFrame:
         """The rows of runs that are part of the manifests, of some kilobytes each."""
@@ -364,11 +416,9 @@ class _Native:
         if self.plan.expired_up_to is not None:
             frame = frame.where(sf.col(UPDATED_COLUMN) > sf.lit(self.plan.expired_up_to))
         group = f"shiftright((shiftright({HASH_COLUMN}, 32) + 2147483648L) * {self.state.max_parallelism}L, 32)"
-        made = {
-            KEY_GROUP_COLUMN: sf.expr(f"CAST({group} AS INT)"),
-            CHECKPOINT_COLUMN: sf.lit(self.plan.checkpoint_id).cast("bigint"),
-        }
-        return frame.select(*(made.get(name, sf.col(quoted(name))).alias(name) for name in self.names))
+        made = {KEY_GROUP_COLUMN: f"CAST({group} AS INT)", CHECKPOINT_COLUMN: f"{self.plan.checkpoint_id}L"}
+        # Texts are one request to the JVM each, columns are several.
+        return frame.selectExpr(*(f"{made.get(name, quoted(name))} AS {quoted(name)}" for name in self.names))
 
 
 def _spark_reads(kind: pa.DataType) -> bool:
