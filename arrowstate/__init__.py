@@ -82,6 +82,7 @@ from arrowstate.store import (
     Edit,
     EditPlan,
     Follower,
+    Health,
     Lease,
     PurgeReport,
     Snapshot,
@@ -101,6 +102,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Answer",
     "Follower",
+    "Health",
     "attach",
     "discover",
     "FoundSnapshot",

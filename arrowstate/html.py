@@ -41,6 +41,24 @@ def strip_svg(counts: Sequence[int], *, label: str, bins: int = 512) -> str:
     )
 
 
+def load_svg(minutes: Sequence[tuple[float, float]], *, label: str) -> str:
+    """Return two bars for each minute, busy above and blocked below a line, each of a share of 0 to 1."""
+    parts = []
+    for number, (busy, blocked) in enumerate(minutes):
+        for share, y, height in ((busy, 10 * (1 - busy), 10 * busy), (blocked, 10, 10 * blocked)):
+            if share:
+                opacity = 0.75 if y < 10 else 0.35
+                parts.append(
+                    f'<rect x="{number}" y="{y:.2f}" width="0.9" height="{height:.2f}" fill="currentColor" '
+                    f'fill-opacity="{opacity}"/>'
+                )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="load" viewBox="0 0 60 20" width="180" height="40" '
+        f'preserveAspectRatio="none" role="img" aria-label="{_text(label)}"><title>{_text(label)}</title>'
+        f'<path d="M0 10H60" stroke="currentColor" stroke-width="0.2"/>{"".join(parts)}</svg>'
+    )
+
+
 _NODE_WIDTH, _NODE_HEIGHT, _GAP_X, _GAP_Y = 200, 64, 90, 18
 
 

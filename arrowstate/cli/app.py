@@ -1,8 +1,9 @@
 """What `arrowstate` takes, and which command runs.
 
 Exit codes: 0 done; 1 an error of arrowstate, with its message on stderr, or a check that found a problem; 2 wrong
-usage; 128 and the number of a signal that ended it. Results go to stdout, messages and progress bars to stderr, and a
-bar is shown on a terminal only. With --json errors are JSON too.
+usage; of `status` also 3 for a job that is not well or starts, 4 for one that is not up, 5 where there is none; 128 and
+the number of a signal that ended it. Results go to stdout, messages and progress bars to stderr, and a bar is shown on
+a terminal only. With --json errors are JSON too.
 """
 
 from __future__ import annotations

@@ -258,6 +258,13 @@ def _add_comparing(commands: Commands) -> None:
 
 
 def _add_checks(commands: Commands) -> None:
+    _command(
+        commands,
+        "status",
+        "say whether the job of a store is up, since when and why; the exit code tells probes",
+        "status.print_status",
+        checkpoint=False,
+    )
     checked = _command(
         commands, "restore-check", "restore a checkpoint as a trial and verify every checksum", "check.restore_check"
     )

@@ -3,6 +3,7 @@
 from arrowstate.editing.edit import Edit
 from arrowstate.editing.plan import EditPlan
 from arrowstate.editing.purging import PurgeReport
+from arrowstate.query.health import Health
 from arrowstate.store.follower import Answer, Follower
 from arrowstate.store.snapshot import Snapshot
 from arrowstate.store.store import Collection, Compaction, Lease, StateStore, open_store
@@ -15,6 +16,7 @@ __all__ = [
     "Edit",
     "EditPlan",
     "Follower",
+    "Health",
     "Lease",
     "PurgeReport",
     "Snapshot",

@@ -47,6 +47,7 @@ from arrowstate.publish.publication import (
     open_publisher,
 )
 from arrowstate.query.difference import Difference
+from arrowstate.query.health import Health, health_of
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.schema.row_streams import open_stream
 from arrowstate.storage.base import Storage
@@ -602,6 +603,31 @@ class StateStore:
             clock_ms=self.clock_ms,
             new_id=self.new_id,
         )
+
+    def health(self) -> Health:
+        """Return how the job of the store is: up or down, since when and why; also when the job is gone.
+
+        It is judged by what the job last said of itself in the store, which it says several times in the time of its
+        lease, and by the log. Nothing is asked of the job, so this can be called from anywhere. The cost does not grow
+        with the number of checkpoints.
+
+        Returns
+        -------
+        Health
+            `is_ok` says whether somebody needs to look.
+
+        Examples
+        --------
+        >>> import arrowstate, pyarrow as pa
+        >>> from arrowstate.runtime import Job, OutputTable, TableSource
+        >>> job = Job("memory://health-example")
+        >>> job.source(TableSource(pa.table({"n": [1, 2, 3]})), uid="numbers").sink(OutputTable("copy"))
+        >>> _ = job.run(mode="threads")
+        >>> health = arrowstate.open_store("memory://health-example").health()
+        >>> health.status, health.is_ok, health.problems
+        ('finished', True, ())
+        """
+        return health_of(self.storage, now_ms=self.clock_ms())
 
     def collect(
         self,

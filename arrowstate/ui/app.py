@@ -28,9 +28,10 @@ from arrowstate.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from arrowstate.ui import checkpoint, checkpoints, diff, job, lookups, processes, shown, sql, state, storage
+from arrowstate.query.health import Health
+from arrowstate.ui import checkpoint, checkpoints, diff, health, job, lookups, processes, shown, sql, state, storage
 from arrowstate.ui.catalog import Catalog
-from arrowstate.ui.guard import Guard, Keys
+from arrowstate.ui.guard import HEALTH, IS_KNOWN, Guard, Keys
 from arrowstate.ui.metrics import Sample, metrics_of, metrics_text
 from arrowstate.ui.site import Ask, Place, Site
 from arrowstate.ui.work import BusyError, Progress, Stop, TooSlowError
@@ -81,6 +82,7 @@ PAGES: dict[str, Page] = {
     "amplification": Page(storage.amplification, None),
     "job": Page(job.job, "job.html", "Running job"),
     "job_now": Page(job.job, "job_now.html", is_part=True),
+    "health": Page(health.health, "health.html", is_part=True),
     "head": Page(checkpoints.head, None),
     "series": Page(checkpoints.series, None),
 }
@@ -96,6 +98,7 @@ def make_app(site: Site, keys: Keys, *, hosts: tuple[str, ...] = ("127.0.0.1", "
             Route("/favicon.ico", answers.icon),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
             Route("/metrics", answers.metrics),
+            Route(HEALTH, answers.health),
             *Catalog(site.tables, seconds=site.limits.page_seconds).routes(),
             Route("/{store:int}/verify", answers.verify, methods=["POST"]),
             Route("/{store:int}/stop", answers.stop, methods=["POST"]),
@@ -211,6 +214,10 @@ def _metrics(place: Place, _: Progress) -> list[Sample]:
     return metrics_of(place)
 
 
+def _health(place: Place, _: Progress) -> Health:
+    return place.health()
+
+
 class Answers:
     """Answers requests."""
 
@@ -322,6 +329,23 @@ class Answers:
             except (TooSlowError, BusyError):
                 samples.append(("arrowstate_up", {"store": place.url}, 0))
         return Response(metrics_text(samples), media_type="text/plain; version=0.0.4")
+
+    async def health(self, request: Request) -> Response:
+        """Answer a probe: 200 if nobody needs to look at a job, else 503; who may see the page is told why."""
+        jobs: list[dict[str, Any]] = []
+        for place in self.site.places:
+            try:
+                found = await place.work.get("health", partial(_health, place), seconds=self.site.limits.page_seconds)
+                jobs.append(health.told(place.url, found))
+            except Exception as error:  # noqa: BLE001 (what is no fault of a store is raised again)
+                fault = fault_of(error, place.url)
+                jobs.append({"url": place.url, "status": "unknown", "is_ok": False, "problems": [fault.text]})
+        is_ok = all(job["is_ok"] for job in jobs)
+        if not request.scope[IS_KNOWN]:
+            # A text of a failure may have a row.
+            jobs = [{name: job[name] for name in ("status", "is_ok")} for job in jobs]
+        answer = {"is_ok": is_ok, "jobs": jobs}
+        return Response(shown.to_json(answer), 200 if is_ok else 503, media_type="application/json")
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:

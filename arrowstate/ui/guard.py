@@ -33,6 +33,11 @@ HEADERS = {
 }
 """With every answer."""
 
+HEALTH = "/health"
+"""The address that probes ask without a token."""
+IS_KNOWN = "arrowstate.is_known"
+"""What a request's scope says of whether whoever asks may see the page."""
+
 _OPEN_TOKENS = 16
 _HOW_TO_OPEN = (
     "This page is opened with the address that `arrowstate ui` prints. Each address opens it once; press Enter where "
@@ -99,6 +104,8 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
+        # Probes have no token: they are told whether all is well, and no more.
+        scope[IS_KNOWN] = self._is_known(Headers(scope=scope))
         refusal = self._refusal(scope)
         answer = self._app if refusal is None else refusal
         await answer(scope, receive, send_with_headers)
@@ -118,10 +125,11 @@ class Guard:
             return PlainTextResponse("Method not allowed", 405)
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         tokens = [value for name, value in query if name == "token"]
-        known = self._is_known(headers)
+        known = scope[IS_KNOWN]
         if tokens and scope["method"] == "GET" and (self._keys.take(tokens[0]) or known):
             return self._opened(scope, [item for item in query if item[0] != "token"])
-        return None if known else PlainTextResponse(_HOW_TO_OPEN, 401)
+        is_open = known or (scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD"))
+        return None if is_open else PlainTextResponse(_HOW_TO_OPEN, 401)
 
     def _is_known(self, headers: Headers) -> bool:
         if self._keys.is_bearer(headers.get("authorization", "")):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.log.choosing import CheckpointReference
 from arrowstate.log.pins import Pin, read_pins
+from arrowstate.query.health import Health, health_of
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.storage.base import Storage
 from arrowstate.ui.log_view import LogView
@@ -178,6 +179,10 @@ class Place:
                 return
             self.log.refresh()
             self._fresh_until = time.monotonic() + _FRESH_SECONDS
+
+    def health(self) -> Health:
+        """Return how the job of the store is."""
+        return health_of(self.store.storage, now_ms=self.store.clock_ms())
 
     def snapshot(self, reference: str | None) -> SnapshotReader:
         """Return a checkpoint by what names it, the newest by default."""

@@ -51,11 +51,12 @@ COMMANDS = {
     "completion": ["fish"],
     "warm": ["--processes", "1"],
     "run": ["FILE", "--mode", "threads"],
+    "status": ["memory://json-fields"],
     "ui": ["STORE"],
 }
 """What is run for each entry of the file; a command may have several."""
 FLINK = Path(__file__).parents[1] / "foreign/flink/fixtures/v2-forst-checkpoint.tar.xz"
-NAMES_OF_THE_JOB = {"key", "properties"}
+NAMES_OF_THE_JOB = {"key", "properties", "dead_letters"}
 """Fields whose own fields are named by the job."""
 JOB = """
 import pyarrow as pa

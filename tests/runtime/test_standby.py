@@ -246,10 +246,8 @@ def test_a_job_that_nobody_has_closed_says_how_it_ended(tmp_path, source, until,
 def test_a_standby_ends_with_a_job_that_ends_by_itself(ends):
     store = f"memory://ends-{ends}"
     source = GeneratorSource(numbered, SCHEMA, rows=1_000, rows_per_second=2_000, batch_rows=50)
-    with (
-        declared(store, source if ends == "finished" else endless()).start(mode="threads") as running,
-        declared(store, endless()).stand_by(mode="threads") as standby,
-    ):
+    job = declared(store, source if ends == "finished" else endless(), lease_ms=5_000)
+    with job.start(mode="threads") as running, declared(store, endless()).stand_by(mode="threads") as standby:
         if ends != "finished":
             with pytest.raises(TimeoutError, match="nothing has happened to the job"):
                 standby.wait(LEASE_MS * 2)

@@ -72,6 +72,8 @@ job = Job(
     max_parallelism=128,
     options=arrowstate.CheckpointOptions(interval_ms=100, tolerated_failures=10),
     restart=Restart.fixed(delay_ms=20),
+    # Half a minute of checkpoints: whoever looks at one has the time for it.
+    retention=arrowstate.RetentionPolicy(count=300),
     lease_ms=int(os.environ["ROUNDS_LEASE_MS"]),
 )
 source = GeneratorSource(numbered, SCHEMA, splits=2, batch_rows=500, rows_per_second=float(os.environ["ROUNDS_RATE"]))
