@@ -70,7 +70,7 @@ class CheckpointOptions:
         before them; 0 or more. By default they overtake at once.
     max_in_flight_bytes
         With `unaligned`: a checkpoint for which a subtask would have more bytes of rows in flight is declined; at
-        least 1.
+        least 1. What is left of an earlier checkpoint, after a restore, does not count.
 
     Examples
     --------
