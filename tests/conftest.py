@@ -1,4 +1,4 @@
-"""What tests of several layers share: one Spark session, and how a run in several processes is divided."""
+"""What tests of several layers share: one Spark session, a database, and how a run in several processes is divided."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 import arrowstate
 from long_form import ALL_TURNS, LONG, TURN, every_nth
+from postgres import end_replication, postgres_programs, postgres_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -178,6 +179,26 @@ def pytest_unconfigure() -> None:
 def store(tmp_path: Path) -> arrowstate.StateStore:
     """A new store on a disk."""
     return arrowstate.open_store(tmp_path / "store", create=True)
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    if postgres_programs() is None:
+        pytest.skip("PostgreSQL is not installed: no initdb on the PATH, nothing in /usr/lib/postgresql")
+    with postgres_server() as conninfo:
+        yield conninfo
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[Any]:
+    """A connection to an empty database."""
+    import psycopg
+
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("drop schema public cascade")
+        connection.execute("create schema public")
+        end_replication(connection)
+        yield connection
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@
 `stateful` runs a function with keyed state over a stream, `keyed_sink` folds a stream into states; both count each
 micro-batch exactly once, on Spark Connect too. `progress` tells what each micro-batch took. `register` makes
 `spark.read.format("arrowstate")` known to a session, and `read_state` reads a state in the fastest way there is.
-`bootstrap` makes the state to start from of a table, `import_state` of the checkpoint of a Spark query. PySpark is
-imported at the first use of any of them.
+`postgres_sink` writes a stream to PostgreSQL. `bootstrap` makes the state to start from of a table, `import_state` of
+the checkpoint of a Spark query. PySpark is imported at the first use of any of them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from arrowstate.spark.null_keys import group_null_keys
     from arrowstate.spark.operators.stateful import stateful
     from arrowstate.spark.operators.stream import StatefulStream, write_stream
+    from arrowstate.spark.postgres import postgres_sink
     from arrowstate.spark.read.native import StateScan, plan_read, read_state
     from arrowstate.spark.read.progress import progress
     from arrowstate.spark.sink.keyed_sink import keyed_sink
@@ -37,6 +38,7 @@ __all__ = [
     "import_state",
     "keyed_sink",
     "plan_read",
+    "postgres_sink",
     "progress",
     "read_state",
     "register",
@@ -55,6 +57,7 @@ _MODULES = {
     "import_state": "load.importing",
     "keyed_sink": "sink.keyed_sink",
     "plan_read": "read.native",
+    "postgres_sink": "postgres",
     "progress": "read.progress",
     "read_state": "read.native",
     "register": "source",

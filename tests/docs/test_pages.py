@@ -1,14 +1,11 @@
 """The pages of docs/ say what the code does: every example in them is run, page by page."""
 
 import re
-from contextlib import contextmanager
 
 import pytest
 
 import arrowstate.errors
-from kafka_brokers import tansu_broker, tansu_program
-from page_examples import ROOT, Block, blocks, pages, run_blocks, run_page
-from postgres import postgres_programs, postgres_server
+from page_examples import ROOT, Block, blocks, pages, run_blocks, run_page, servers_of
 
 
 @pytest.fixture(autouse=True)
@@ -16,24 +13,6 @@ def folder(tmp_path, monkeypatch):
     """A new folder to work in, and lines as wide as a page of the site."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-
-
-@contextmanager
-def servers_of(page):
-    """Run what the examples of a page connect to; gives the variables by which they find it."""
-    if page == "docs/guides/kafka.md":
-        if tansu_program() is None:
-            pytest.skip("Tansu is not installed")
-        with tansu_broker() as servers:
-            yield {"KAFKA_SERVERS": servers}
-    elif page == "docs/guides/postgres.md":
-        if postgres_programs() is None:
-            pytest.skip("PostgreSQL is not installed")
-        with postgres_server() as conninfo:
-            parts = dict(part.split("=") for part in conninfo.split())
-            yield {"PGHOST": parts["host"], "PGUSER": parts["user"], "PGDATABASE": parts["dbname"]}
-    else:
-        yield {}
 
 
 @pytest.mark.parametrize("page", pages())

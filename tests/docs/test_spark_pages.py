@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
-from page_examples import run_page, spark_pages
+from page_examples import run_page, servers_of, spark_pages
 
 NOW = datetime.datetime(2026, 3, 1, 11, tzinfo=datetime.UTC)
 
@@ -43,12 +43,17 @@ AFTER = [page for pages in TOGETHER.values() for page in pages]
 
 @pytest.mark.turns(2)
 @pytest.mark.parametrize("page", [page for page in spark_pages() if page not in AFTER])
-def test_every_example_of_a_page_on_spark_gives_what_it_shows(page: str, names: dict[str, Any], tmp_path: Path) -> None:
+def test_every_example_of_a_page_on_spark_gives_what_it_shows(
+    page: str, names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if page == "docs/spark/loading.md":
         run_old_query(names["spark"], tmp_path)
 
-    for each in [page, *TOGETHER.get(page, [])]:
-        assert run_page(each, dict(names)) > 0
+    with servers_of(page) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        for each in [page, *TOGETHER.get(page, [])]:
+            assert run_page(each, dict(names)) > 0
 
 
 def test_the_example_of_the_readme_keeps_the_totals_that_it_says(names: dict[str, Any], tmp_path: Path) -> None:

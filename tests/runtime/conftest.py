@@ -1,4 +1,4 @@
-"""What jobs read from and write to outside: a bucket, and a database."""
+"""What jobs read from and write to outside: a bucket, and a broker."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,21 +7,12 @@ import pytest
 
 from kafka_brokers import mock_cluster, tansu_broker, tansu_program
 from object_servers import S3_OPTIONS, s3_server
-from postgres import end_replication, postgres_programs, postgres_server
 
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[dict[str, Any]]:
     with s3_server() as endpoint:
         yield {**S3_OPTIONS, "endpoint_url": endpoint}
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    if postgres_programs() is None:
-        pytest.skip("PostgreSQL is not installed: no initdb on the PATH, nothing in /usr/lib/postgresql")
-    with postgres_server() as conninfo:
-        yield conninfo
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +28,3 @@ def mock_kafka() -> Iterator[str]:
     pytest.importorskip("confluent_kafka")
     with mock_cluster() as servers:
         yield servers
-
-
-@pytest.fixture
-def connection(database: str) -> Iterator[Any]:
-    """A connection to an empty database."""
-    import psycopg
-
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("drop schema public cascade")
-        connection.execute("create schema public")
-        end_replication(connection)
-        yield connection

@@ -595,7 +595,8 @@ import os, signal, sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import arrowstate.runtime.sinks.parquet as parquet
-import arrowstate.runtime.sinks.postgres as postgres
+import arrowstate.postgres.commits as postgres
+from arrowstate.runtime import PostgresSink
 from arrowstate.runtime.connectors import Token
 
 def die(*given):
@@ -612,7 +613,7 @@ if point == "after the name":
     link = os.link
     os.link = lambda *given: (link(*given), die())
 if point in ("in the rows", "after the commit"):
-    sink = postgres.PostgresSink(place, "numbers")
+    sink = PostgresSink(place, "numbers")
     if point == "in the rows":
         texts = postgres.as_copy_text
         def some(rows):

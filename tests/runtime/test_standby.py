@@ -392,16 +392,16 @@ def test_a_transaction_that_a_suspended_job_holds_open_is_ended(database, connec
     job.source(TableSource(ROWS), uid="numbers").sink(PostgresSink(database, "outside"), uid="outside")
     store = arrowstate.open_store("memory://suspended", create=True)
     suspended.open(store.store_id, "outside")
-    suspended._in_transaction(lambda connection: None)
-    suspended._connection.autocommit = False
+    suspended._commits._in_transaction(lambda connection: None)
+    suspended._commits._connection.autocommit = False
     token = f"{store.store_id}/outside"
-    suspended._connection.execute("insert into arrowstate_commits values (%s, 0, 0)", (token,))
+    suspended._commits._connection.execute("insert into arrowstate_commits values (%s, 0, 0)", (token,))
 
     running = job.start(mode="threads")
     try:
         running.wait(60_000)
     finally:
-        is_open = not suspended._connection.closed
+        is_open = not suspended._commits._connection.closed
         suspended.close()
         running.close()
 

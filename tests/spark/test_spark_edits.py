@@ -14,6 +14,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import arrowstate
+import killed_driver
 from arrowstate.errors import EditConflictError, FencedError, QueryConflictError
 from arrowstate.spark.commit import check_alone
 from arrowstate.spark.micro_batches import BatchRecord
@@ -231,7 +232,7 @@ def test_a_sink_whose_driver_was_killed_in_a_micro_batch_goes_on_after_an_edit(
     stream: Any, rows: list[pa.Table], killed_in: int
 ) -> None:
     stream.add(*rows[:4])
-    driver = [sys.executable, str(Path(__file__).with_name("killed_driver.py")), str(stream.folder), str(killed_in)]
+    driver = [sys.executable, killed_driver.__file__, str(stream.folder), str(killed_in)]
     killed = subprocess.run(driver, check=False, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert stream.stored() == stream_sums(rows[:killed_in])

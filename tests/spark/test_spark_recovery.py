@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import arrowstate
+import killed_driver
 from arrowstate.spark.operators import query
 from arrowstate.spark.sink import keyed_sink
 from arrowstate.spark.sink.task import fold_micro_batch
@@ -29,7 +30,7 @@ def files(store: Path) -> set[str]:
 @pytest.mark.turns(2)
 def test_a_driver_killed_in_a_micro_batch_goes_on_without_loss_or_repetition(stream: Any, make_rows: Any) -> None:
     stream.add(*[make_rows(seed, count=4000, keys=2000) for seed in range(4)])
-    driver = [sys.executable, str(Path(__file__).with_name("killed_driver.py")), str(stream.folder), "1"]
+    driver = [sys.executable, killed_driver.__file__, str(stream.folder), "1"]
 
     killed = subprocess.run(driver, check=False, capture_output=True)
     before = _batch_ids(stream.store)

@@ -18,7 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import arrowstate.cli
+from kafka_brokers import tansu_broker, tansu_program
+from postgres import postgres_programs, postgres_server
 
 ROOT = Path(__file__).parents[2]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -55,6 +59,24 @@ def pages() -> list[str]:
 def needs_spark(page: str) -> bool:
     """Say whether the examples of a page need a session of Spark."""
     return page.startswith("docs/spark/")
+
+
+@contextlib.contextmanager
+def servers_of(page: str) -> Iterator[dict[str, str]]:
+    """Run what the examples of a page connect to; gives the variables by which they find it."""
+    if page == "docs/guides/kafka.md":
+        if tansu_program() is None:
+            pytest.skip("Tansu is not installed")
+        with tansu_broker() as servers:
+            yield {"KAFKA_SERVERS": servers}
+    elif page.endswith("/postgres.md"):
+        if postgres_programs() is None:
+            pytest.skip("PostgreSQL is not installed")
+        with postgres_server() as conninfo:
+            parts = dict(part.split("=") for part in conninfo.split())
+            yield {"PGHOST": parts["host"], "PGUSER": parts["user"], "PGDATABASE": parts["dbname"]}
+    else:
+        yield {}
 
 
 def spark_pages() -> list[str]:

@@ -31,24 +31,24 @@ def _ordinary_user() -> dict[str, Any]:
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
-@contextmanager
-def postgres_server() -> Iterator[str]:
-    """Run a server, and give what libpq needs to connect to its database `postgres`."""
-    programs = postgres_programs()
-    assert programs is not None, "PostgreSQL is not installed"
-    who = _ordinary_user()
-    # The path of a socket has at most 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
-    try:
+class PostgresServer:
+    """A server with a folder of its own, which can be stopped and started again."""
+
+    def __init__(self) -> None:
+        programs = postgres_programs()
+        assert programs is not None, "PostgreSQL is not installed"
+        who = _ordinary_user()
+        # The path of a socket has at most 107 bytes.
+        self.folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
         if who:
-            os.chown(folder, who["user"], who["group"])
-        data = folder / "data"
-        given = {"cwd": folder, "env": {**os.environ, "HOME": str(folder), "LC_ALL": "C"}, **who}
+            os.chown(self.folder, who["user"], who["group"])
+        self._given = {"cwd": self.folder, "env": {**os.environ, "HOME": str(self.folder), "LC_ALL": "C"}, **who}
+        data = self.folder / "data"
         initdb = [programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
-        subprocess.run(initdb, check=True, capture_output=True, **given)
+        subprocess.run(initdb, check=True, capture_output=True, **self._given)
         settings = {
             "listen_addresses": "",
-            "unix_socket_directories": str(folder),
+            "unix_socket_directories": str(self.folder),
             "fsync": "off",
             "shared_buffers": "16MB",
             "wal_level": "logical",
@@ -57,18 +57,40 @@ def postgres_server() -> Iterator[str]:
             "dynamic_shared_memory_type": "mmap",
         }
         options = [text for name, value in settings.items() for text in ("-c", f"{name}={value}")]
-        with (folder / "log").open("wb") as log:
-            server = subprocess.Popen([programs / "postgres", "-D", data, *options], stdout=log, stderr=log, **given)
+        self._command = [programs / "postgres", "-D", data, *options]
+        self.conninfo = f"host={self.folder} user=postgres dbname=postgres"
+
+    def start(self) -> None:
+        """Start the server, and wait until it answers."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, **self._given)
+        _await(self.conninfo, self._process, self.folder / "log")
+
+    def stop(self, sign: signal.Signals = signal.SIGINT) -> None:
+        """Stop the server; those who are connected are cut off. SIGQUIT is as good as a crash."""
+        self._process.send_signal(sign)
+        self._process.wait(timeout=START_SECONDS)
+
+
+@contextmanager
+def running_server() -> Iterator[PostgresServer]:
+    """Run a server."""
+    server = PostgresServer()
+    try:
         try:
-            conninfo = f"host={folder} user=postgres dbname=postgres"
-            _await(conninfo, server, folder / "log")
-            yield conninfo
+            server.start()
+            yield server
         finally:
-            # Those who are connected are cut off.
-            server.send_signal(signal.SIGINT)
-            server.wait(timeout=START_SECONDS)
+            server.stop()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(server.folder, ignore_errors=True)
+
+
+@contextmanager
+def postgres_server() -> Iterator[str]:
+    """Run a server, and give what libpq needs to connect to its database `postgres`."""
+    with running_server() as server:
+        yield server.conninfo
 
 
 def end_replication(connection: Any) -> None:

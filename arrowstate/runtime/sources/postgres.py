@@ -9,8 +9,8 @@ from contextlib import closing, suppress
 from typing import Literal
 
 from arrowstate.errors import InvalidInputError, UnavailableError
+from arrowstate.postgres.session import checked_conninfo, connect
 from arrowstate.runtime.connectors import Reader, Source, Split
-from arrowstate.runtime.postgres_session import checked_conninfo, connect
 from arrowstate.runtime.sources.postgres_feed import CHANGES, POSITION, PostgresTable, check_split, position
 from arrowstate.runtime.sources.postgres_reader import PostgresReader
 

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from arrowstate.errors import SourceError, UnavailableError
+from arrowstate.postgres.session import connect
 from arrowstate.runtime.connectors import Split
-from arrowstate.runtime.postgres_session import connect
 from arrowstate.runtime.sources import pgoutput
 from arrowstate.runtime.sources.postgres_copying import WAIT_MS, Copying
 from arrowstate.runtime.sources.postgres_feed import PostgresTable, check_split, lsn_text, position
