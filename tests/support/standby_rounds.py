@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 
@@ -168,11 +169,9 @@ def make_place(folder: Path, conninfo: str, keys: int = 1_000) -> Place:
         connection.execute("drop table if exists outside; create table outside (k bigint, n bigint)")
     if keys > 100_000:
         store = arrowstate.open_store(place.store, create=True)
-        given = pa.table({"k": pa.array(range(keys), pa.int64()), "count": pa.array([0] * keys, pa.int64())})
+        given = pa.table({"k": np.arange(keys), "count": np.zeros(keys, np.int64)})
         descriptor = arrowstate.ReducingStateDescriptor("count", pa.int64(), reduce="sum")
-        store.bootstrap(
-            {"counts": {descriptor: given}}, key=pa.schema([("k", pa.int64())]), parallelism=2, max_parallelism=128
-        )
+        store.bootstrap("counts", ["k"], [descriptor], given, parallelism=2, max_parallelism=128)
     return place
 
 
