@@ -10,7 +10,7 @@ SEEDS = 240
 BEGIN = {
     "order_of_splits": 25,
     "order_of_slots": 120,
-    "time_of_splits_that_wait": 3_190,
+    "time_of_splits_that_wait": 3_255,
     "rest_of_rows_in_flight": 20,
     "rows_in_flight_before_others": 20,
     "slices_of_rows_in_flight": 20,
