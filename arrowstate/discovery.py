@@ -17,6 +17,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import msgspec
 import pyarrow as pa
 
 from arrowstate.errors import ArrowStateError, InvalidInputError, StoreNotFoundError
@@ -384,7 +385,7 @@ class _Databases:
         """Return the names of what may be read, of each state where the query names its database."""
         some_state = SqlName("", "", "", "", "OPERATOR.STATE")
         return [
-            replace(name, relation=f"{quoted(each.name)}.{name.relation}")
+            msgspec.structs.replace(name, relation=f"{quoted(each.name)}.{name.relation}")
             for each in self._catalog.found
             for name in (self._known.get(each.name, []) if each.name.lower() in self._named else [some_state])
         ]

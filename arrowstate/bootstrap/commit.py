@@ -8,10 +8,10 @@ properties of the checkpoint are taken over.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from arrowstate.bootstrap.plan import FillPlan
@@ -27,16 +27,14 @@ from arrowstate.telemetry.records import PartRecord, recorded
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorStateDocument
 
 
-@dataclass(frozen=True, slots=True)
-class FilledOperator:
+class FilledOperator(Struct, frozen=True):
     """An operator whose subtasks are written."""
 
     plan: FillPlan
     subtasks: Sequence[SubtaskHandle]
 
 
-@dataclass(frozen=True, slots=True)
-class FilledStates:
+class FilledStates(Struct, frozen=True):
     """The operator states of an operator, written; they take the place of all that it had."""
 
     uid: str

@@ -6,9 +6,9 @@ Whoever fills states asks this, with a table of Arrow or of Spark, and so do the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.errors import InvalidInputError, KeyTypeError
 from arrowstate.log.commit_log import CommitLog
@@ -22,8 +22,7 @@ from arrowstate_formats.names import check_operator_uid
 from arrowstate_formats.schema_documents import FieldDocument
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Struct, frozen=True):
     """An operator as it is from now on, and what its store has."""
 
     url: str
@@ -41,8 +40,7 @@ class Opening:
         return key_schema_of(self.key)
 
 
-@dataclass(frozen=True, slots=True)
-class AskedOperator:
+class AskedOperator(Struct, frozen=True):
     """What a caller asks of an operator, checked as far as its store is not needed."""
 
     uid: str

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
@@ -33,8 +34,7 @@ class FillMemory(Protocol):
         """Return the budget and the folder as the constructor of a backend takes them; asked where it is made."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalMemory:
+class LocalMemory(Struct, frozen=True):
     """So much of memory as the caller says, for all subtasks together where one process makes them."""
 
     limit_bytes: int | None = None
@@ -47,8 +47,7 @@ class LocalMemory:
         return {"memory_budget_bytes": self.limit_bytes, "spill_dir": self.spill_dir}
 
 
-@dataclass(frozen=True, slots=True)
-class StateFill:
+class StateFill(Struct, frozen=True):
     """One state, and where in the rows its content is."""
 
     descriptor: StateDescriptor

@@ -6,10 +6,10 @@ Everything that can be refused before a row is read is refused here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
+from msgspec import Struct, field
 
 from arrowstate.bootstrap.columns import TableColumns, check_states, is_counted
 from arrowstate.bootstrap.opening import Opening
@@ -38,8 +38,7 @@ _KINDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AskedStates:
+class AskedStates(Struct, frozen=True):
     """The states that a table is to be made into, and which of its columns they are made of."""
 
     states: Sequence[StateDescriptor]

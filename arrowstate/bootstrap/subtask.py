@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from arrowstate.bootstrap.plan import FillPlan, StateFill
 from arrowstate.bootstrap.states import fill_state, key_columns_of

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.bootstrap.arrow_columns import ArrowColumns, plain_batch, smaller_type
 from arrowstate.bootstrap.commit import FilledOperator, FilledStates, commit_filled
@@ -40,8 +41,7 @@ DEFAULT_BUDGET_BYTES = 256 << 20
 _SMALLEST_PIECE_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TableFill:
+class TableFill(Struct, frozen=True):
     """A table, and what it fills."""
 
     plan: FillPlan

@@ -16,7 +16,10 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from arrowstate.errors import InvalidInputError, StorageError, StorageFullError
 from arrowstate.files.storage_use import SMALL_FILE_BYTES, Item, RunFile, RunSlice, files_of, stored_slice
@@ -122,8 +125,7 @@ def _small(files: Sequence[RunFile[Item]], subtasks: int, policy: CompactionPoli
     return small if sum(not file.inline for file in small) > policy.max_small_files * subtasks else []
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """The merge of some runs of one state of one backend."""
 
     backend: KeyedStateBackend

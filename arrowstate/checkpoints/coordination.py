@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from arrowstate.checkpoints.protocol import (
     Abort,
@@ -135,8 +138,7 @@ class Status(enum.Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class SubtaskRecord:
+class SubtaskRecord(Struct, frozen=True):
     """The acknowledgement of one subtask."""
 
     acknowledged_at_ms: int
@@ -144,8 +146,7 @@ class SubtaskRecord:
     metrics: Any
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRecord:
+class CheckpointRecord(Struct, frozen=True):
     """One checkpoint from its beginning to its end."""
 
     checkpoint_id: int

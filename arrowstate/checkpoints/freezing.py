@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.files.operator import FrozenOperatorState
@@ -24,8 +25,7 @@ from arrowstate_formats.names import check_operator_uid
 _Backend = TypeVar("_Backend", KeyedStateBackend, OperatorStateBackend)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Part:
+class Part(Struct, frozen=True, order=True):
     """One of the pieces that a checkpoint is written in."""
 
     operator: str
@@ -37,8 +37,7 @@ class Part:
         return f"operator state of {self.operator}" if self.subtask is None else f"{self.operator}[{self.subtask}]"
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenCheckpoint:
+class FrozenCheckpoint(Struct, frozen=True):
     """The state of all operators at one moment."""
 
     operators: Mapping[str, Sequence[FrozenSubtask]]

@@ -12,9 +12,9 @@ import enum
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from arrowstate.checkpoints.committing import Committer
@@ -67,8 +67,7 @@ class ClaimMode(enum.Enum):
     """The store takes it over: it is disposed of as soon as the import is committed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
+class _Copy(Struct, frozen=True):
     """A file to copy."""
 
     path: str

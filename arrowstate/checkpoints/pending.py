@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from arrowstate.checkpoints.coordination import CheckpointRecord, Status
 from arrowstate.checkpoints.protocol import Kind
@@ -71,8 +73,7 @@ class CheckpointProgress:
     "Of the parts that are written."
 
 
-@dataclass(slots=True)
-class Flight(Generic[SnapshotT]):
+class Flight(Struct, Generic[SnapshotT]):
     """What the driver knows of a checkpoint in progress."""
 
     recording: Recording
@@ -114,8 +115,7 @@ class Flight(Generic[SnapshotT]):
         return self.outcome is not None or self.error is not None
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSide(Generic[SnapshotT]):
+class StoreSide(Struct, Generic[SnapshotT], frozen=True):
     """What the driver needs of the store that it takes checkpoints to."""
 
     snapshot_of: Callable[[LogEntryDocument], SnapshotT]

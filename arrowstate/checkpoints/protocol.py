@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from arrowstate.errors import FencedError
 from arrowstate.log.commit import NOT_COMMITTED
 
@@ -15,15 +17,13 @@ Subtask = Hashable
 # Events: what happened, and when, in milliseconds.
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time has passed."""
 
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Border:
+class Border(Struct, frozen=True):
     """Time has passed, and the job is between two batches: a periodic checkpoint may begin."""
 
     now_ms: int
@@ -37,8 +37,7 @@ class Trigger:
     kind: Kind = "checkpoint"
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
+class Acknowledge(Struct, frozen=True):
     """A subtask has written its part."""
 
     now_ms: int
@@ -48,8 +47,7 @@ class Acknowledge:
     metrics: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Decline:
+class Decline(Struct, frozen=True):
     """A subtask cannot take part."""
 
     now_ms: int
@@ -58,8 +56,7 @@ class Decline:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Struct, frozen=True):
     """Somebody gives a checkpoint up, or all of them."""
 
     now_ms: int
@@ -67,16 +64,14 @@ class Cancel:
     checkpoint_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CommitWon:
+class CommitWon(Struct, frozen=True):
     """The commit is in the log."""
 
     now_ms: int
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class CommitRefused:
+class CommitRefused(Struct, frozen=True):
     """The commit is not in the log and will not be: the storage failed before it."""
 
     now_ms: int
@@ -84,8 +79,7 @@ class CommitRefused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CommitLost:
+class CommitLost(Struct, frozen=True):
     """Another writer has taken the store over."""
 
     now_ms: int
@@ -93,8 +87,7 @@ class CommitLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CommitUnknown:
+class CommitUnknown(Struct, frozen=True):
     """It cannot be told whether the commit is in the log."""
 
     now_ms: int
@@ -125,23 +118,20 @@ def end_of_commit(
 # Actions: what to do now, in this order.
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """Let every subtask freeze its state and write it."""
 
     checkpoint_id: int
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     """Tell the one who asked that no checkpoint begins."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Struct, frozen=True):
     """Write the log entry; its handles are those of all subtasks, in their order."""
 
     checkpoint_id: int
@@ -149,24 +139,21 @@ class Commit:
     handles: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(Struct, frozen=True):
     """Tell every subtask that everything up to this checkpoint is committed."""
 
     checkpoint_id: int
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Struct, frozen=True):
     """Tell every subtask to stop writing for this checkpoint."""
 
     checkpoint_id: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(Struct, frozen=True):
     """Delete what a subtask wrote; no log entry will name it."""
 
     checkpoint_id: int
@@ -174,8 +161,7 @@ class Discard:
     handle: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """Take no more checkpoints; the job fails, or is no longer the owner of the store."""
 
     reason: str

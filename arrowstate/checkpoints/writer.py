@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from arrowstate.checkpoints.committing import Committer, Needs
@@ -50,8 +50,7 @@ from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenPart:
+class WrittenPart(Struct, frozen=True):
     """A part of a checkpoint whose files are written, ready to be named in a log entry."""
 
     subtask: WrittenSubtask | None
@@ -73,8 +72,7 @@ class WrittenPart:
         return PartRecord.of(self.statistics, rows=rows, write_after_us=self.write_after_us)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointAttempt:
+class CheckpointAttempt(Struct, frozen=True):
     """A checkpoint that was frozen and is not committed yet."""
 
     frozen: FrozenCheckpoint

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from arrowstate.checkpoints.compaction import CompactionPolicy
 from arrowstate.cli.output import print_json, print_table, say

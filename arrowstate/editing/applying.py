@@ -7,13 +7,13 @@ looked at, and what is not named stays as it is, bit by bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from arrowstate.editing.forms import SEQUENCE, Rows
 from arrowstate.errors import InvalidInputError, MissingDependencyError
@@ -167,8 +167,7 @@ def _shown(state: KeyedState[Any], rows: Rows, row: int) -> str:
     return ", ".join(f"{name}={column[row].as_py()!r}" for name, column in shown.items())
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """Elements of a list in one run."""
 
     run: Run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
@@ -14,6 +13,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
+from msgspec.structs import replace
 
 from arrowstate.editing.committing import commit_edit, new_files, new_inline_bytes
 from arrowstate.editing.forms import UPDATED_AT, Rows
@@ -70,8 +71,7 @@ _ELEMENTS = "_elements"
 """The name of the elements of an operator state in the query of a statement."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Beginning:
+class _Beginning(Struct, frozen=True):
     """What an edit begins with."""
 
     base: CommittedEntry
@@ -866,8 +866,7 @@ class Edit(Generic[S]):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
+class _Done(Struct, frozen=True):
     """A statement, to be done again."""
 
     what: Callable[[], Statement]

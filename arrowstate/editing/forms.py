@@ -7,12 +7,12 @@ of DuckDB's UPDATE, which scripts are under.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from arrowstate.errors import InvalidInputError, NullKeyError, ValueTypeError
 from arrowstate.schema.conversion import with_elements, with_entries
@@ -24,8 +24,7 @@ SEQUENCE = "_seq"
 UPDATED_AT = "_updated_at"
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """Rows of a state that are to be written, or removed."""
 
     key: list[pa.Array]

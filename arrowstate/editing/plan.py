@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.html import table_html
 from arrowstate.query.difference import Difference, StateDifference
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(Struct, frozen=True):
     """One thing that an edit was told to do."""
 
     text: str

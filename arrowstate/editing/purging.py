@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from arrowstate.checkpoints.importing import IMPORTED_FROM
 from arrowstate.editing.staging import Staging
@@ -51,8 +52,7 @@ _ELSEWHERE = (
 _MISSING = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(Struct, frozen=True):
     """What is left of a store after the collection of a purge."""
 
     deleted: int
@@ -66,8 +66,7 @@ class Collected:
     "Where checkpoints were imported from, as far as the log said so before."
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """A checkpoint that still has something that the purged one has not."""
 
     checkpoint_id: int

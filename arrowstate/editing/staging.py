@@ -7,12 +7,13 @@ change are restored, changed, and written again, which is a run of the rows that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 
 from arrowstate.editing.applying import Rule, exchange_rows
 from arrowstate.editing.forms import Rows, RowsForm
@@ -37,8 +38,7 @@ Change = Callable[[KeyedStateBackend, int], None]
 """Changes the state of a subtask of this number."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
+class _Layout(Struct, frozen=True):
     """How the subtasks of an operator share its key groups."""
 
     max_parallelism: int

@@ -6,9 +6,9 @@ Specification: formats/spec/operator-state.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, StateNotFoundError
 from arrowstate.files.reading import find_operator
@@ -36,8 +36,7 @@ from arrowstate_formats.documents import (
 from arrowstate_formats.run_files import INLINE_BYTES, checksum
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenOperatorState:
+class FrozenOperatorState(Struct, frozen=True):
     """One operator state of a subtask at one moment."""
 
     descriptor: OperatorStateDescriptor

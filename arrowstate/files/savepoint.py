@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
+
+from msgspec import Struct, field
 
 from arrowstate.errors import ArrowStateError, CheckpointCancelledError, InvalidInputError, StoreNotFoundError
 from arrowstate.files.notes import of_other_store
@@ -46,8 +47,7 @@ from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 from arrowstate_formats.state_columns import fields_of_run, time_column
 
 
-@dataclass(frozen=True, slots=True)
-class _Subtask:
+class _Subtask(Struct, frozen=True):
     """The keyed state of one subtask."""
 
     key_groups: tuple[int, int]
@@ -56,8 +56,7 @@ class _Subtask:
     "Returns the runs of a state, with live bits that nobody else has."
 
 
-@dataclass(frozen=True, slots=True)
-class _Operator:
+class _Operator(Struct, frozen=True):
     """The state of one operator, read or taken over piece by piece."""
 
     uid: str
@@ -304,8 +303,7 @@ def _write(
     return savepoint
 
 
-@dataclass(slots=True)
-class _Writing:
+class _Writing(Struct):
     """A savepoint that is being written."""
 
     target: Storage

@@ -7,8 +7,9 @@ no subtask owns, and those that are dead, are what a compaction can win.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from arrowstate.files.reading import subtask_runs
 from arrowstate.files.references import operator_state_files, run_files
@@ -22,8 +23,7 @@ SMALL_FILE_BYTES = 1 << 20
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True)
-class StorageUse:
+class StorageUse(Struct, frozen=True):
     """What a checkpoint refers to, and how much of it is live."""
 
     files: int
@@ -41,8 +41,7 @@ class StorageUse:
         return self.bytes / self.live_bytes if self.live_bytes else None
 
 
-@dataclass(frozen=True, slots=True)
-class RunSlice(Generic[Item]):
+class RunSlice(Struct, Generic[Item], frozen=True):
     """What one subtask has of a run file."""
 
     subtask: int
@@ -64,8 +63,7 @@ class RunSlice(Generic[Item]):
     "Live rows of this slice."
 
 
-@dataclass(frozen=True, slots=True)
-class RunFile(Generic[Item]):
+class RunFile(Struct, Generic[Item], frozen=True):
     """A run file with all that subtasks have of it."""
 
     slices: tuple[RunSlice[Item], ...]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from arrowstate.errors import CorruptDataError
 from arrowstate.files.open_files import OpenFile, open_file, read
@@ -23,8 +24,7 @@ from arrowstate_formats.documents import DeletionVectorDocument, RunDocument, de
 from arrowstate_formats.run_files import checksum
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """Consecutive rows of a run that lie in one batch of its file."""
 
     number: int

@@ -14,6 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, BinaryIO
 
 import xxhash
+from msgspec import Struct
 
 from arrowstate.errors import CheckpointCancelledError, InvalidInputError, NameTakenError
 from arrowstate.storage.base import Storage
@@ -26,8 +27,7 @@ def never() -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class StreamStateHandle:
+class StreamStateHandle(Struct, frozen=True):
     """Where the bytes of a stream are: a byte-stream handle has them with it, a file handle says which file does."""
 
     size_bytes: int

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from arrowstate.errors import (
@@ -46,8 +46,7 @@ from arrowstate_formats.key_hash import hash_columns
 _PINS_AND_STATEMENTS = (BOUNDARY_FOLDER, LEASE_FOLDER, TAG_FOLDER)
 
 
-@dataclass(slots=True)
-class Verification:
+class Verification(Struct):
     """What a look at a checkpoint did and found."""
 
     deep: bool
@@ -78,8 +77,7 @@ class Verification:
         self.failures += part.failures
 
 
-@dataclass(slots=True)
-class LogCheck:
+class LogCheck(Struct):
     """What a look at the log found."""
 
     entries: int = 0
@@ -277,8 +275,7 @@ def noting(problems: list[str], what: str, failures: list[ArrowStateError] | Non
             failures.append(error)
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
+class _Task(Struct, frozen=True):
     """One run of a subtask to verify."""
 
     schemas: RunSchemas
@@ -287,8 +284,7 @@ class _Task:
     run: RunDocument
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(Struct, frozen=True):
     """A file to look at."""
 
     path: str

@@ -7,12 +7,12 @@ it leaves files that no log entry names. Specification: formats/spec/manifests-a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import BinaryIO
 
 import pyarrow as pa
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from arrowstate.errors import CheckpointCancelledError
@@ -57,16 +57,14 @@ _SMALLEST_BATCH_ROWS = 16_384
 """Smaller record batches would cost more in the manifest than they save in reading."""
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenState:
+class FrozenState(Struct, frozen=True):
     """One state of a subtask at one moment."""
 
     document: StateDocument
     table: FrozenTable
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenSubtask:
+class FrozenSubtask(Struct, frozen=True):
     """The keyed state of one subtask at one moment."""
 
     key: tuple[FieldDocument, ...]
@@ -85,8 +83,7 @@ class FrozenSubtask:
         return PartOfOperator(number, key_groups, self.key, self.max_parallelism, states)
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenSubtask:
+class WrittenSubtask(Struct, frozen=True):
     """A subtask whose files are written, ready to be named in a log entry."""
 
     key: tuple[FieldDocument, ...]
@@ -127,8 +124,7 @@ class WrittenSubtask:
             run.stored[store] = (document, shift)
 
 
-@dataclass(slots=True)
-class RunWriter:
+class RunWriter(Struct):
     """Writes the files of one state of a subtask."""
 
     storage: Storage
@@ -252,8 +248,7 @@ def _no_rows(schema: pa.Schema) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)]
 
 
-@dataclass(frozen=True, slots=True)
-class _WrittenRun:
+class _WrittenRun(Struct, frozen=True):
     document: RunDocument
     changed: tuple[Run, RunDocument, int] | None
     """Where the store did not have it, or not with these rows dead."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from itertools import chain
+
+from msgspec import Struct
 
 from arrowstate.errors import CorruptDataError, MissingFileError, StorageError
 from arrowstate.storage.base import Outcome, Storage, listed_pages
@@ -40,8 +41,7 @@ def number_of(path: str) -> int | None:
     return int(match[1]) if match and int(match[1]) <= _LARGEST else None
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Boundary:
+class Boundary(Struct, frozen=True, order=True):
     """What the name of a document in `gc/` says."""
 
     boundary: int
@@ -134,8 +134,7 @@ def _none() -> Collection[str]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
-class NewReferences:
+class NewReferences(Struct, frozen=True):
     """The files that a new entry refers to; a collection may have taken them for garbage.
 
     What the parent refers to has not gone if its commit was acknowledged: while an entry is the newest, it is a root of

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from arrowstate.errors import (
     CheckpointNotFoundError,
@@ -67,8 +68,7 @@ def refuse_loss(error: CorruptDataError) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(Struct, frozen=True):
     """The log from one moment on back."""
 
     log: CommitLog

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from arrowstate.errors import (
     CorruptDataError,
@@ -85,8 +86,7 @@ def open_store_document(storage: Storage) -> StoreDocument:
     return decode(data, StoreDocument, path=STORE_PATH)
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedEntry:
+class CommittedEntry(Struct, frozen=True):
     """A log entry as it is stored."""
 
     document: LogEntryDocument

@@ -13,9 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct, field
 
 from arrowstate.errors import (
     CorruptDataError,
@@ -48,8 +49,7 @@ _LEASE = re.compile(r"leases/([A-Za-z0-9_-]{1,128})\.json")
 _TAG = re.compile(r"tags/([A-Za-z0-9][A-Za-z0-9_.-]{0,127})\.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(Struct, frozen=True):
     """A tag or a lease, as it is stored."""
 
     path: str

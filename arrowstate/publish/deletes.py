@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 import json
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.table.run import Bits
 from arrowstate_formats.deletion_vectors import write_deletion_vector
@@ -32,8 +32,7 @@ _POSITIONS = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DeadRows:
+class DeadRows(Struct, frozen=True):
     """The dead rows of a file."""
 
     live: Bits

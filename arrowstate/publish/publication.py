@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import xxhash
+from msgspec import Struct
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import (
@@ -346,8 +347,7 @@ class Publisher:
         return _Plan(base, kept, added, {tag: entry.number for tag, entry in tags.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(Struct, frozen=True):
     """What the next version of a table lists."""
 
     base: Json | None

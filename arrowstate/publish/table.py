@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
+from msgspec import Struct
 
 from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError
 from arrowstate.log.entries import CommittedEntry
@@ -61,8 +62,7 @@ MAIN = "main"
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(Struct, frozen=True):
     """A version of a table as it is stored."""
 
     number: int
@@ -122,8 +122,7 @@ class Files:
         return self.target.read(own)
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedCheckpoint:
+class PublishedCheckpoint(Struct, frozen=True):
     """A checkpoint, and its tables."""
 
     entry: CommittedEntry

@@ -9,8 +9,9 @@ end of its SQL name (`op~1`, `OP~2`), so that neither answers for the other; a u
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from arrowstate.errors import InvalidInputError, OperatorNotFoundError, StateNotFoundError
 from arrowstate.files.reading import states_of
@@ -54,8 +55,7 @@ HISTORY_NAMES = tuple(f"{_HISTORY_SCHEMA}.{table}" for table in ("checkpoints", 
 _RESERVED_SCHEMAS = (_HISTORY_SCHEMA, "information_schema", "memory", "pg_catalog", "system", "temp")
 
 
-@dataclass(frozen=True, slots=True)
-class SqlName:
+class SqlName(Struct, frozen=True):
     """What a state is called in SQL."""
 
     uid: str

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 from msgspec.structs import replace
 
 from arrowstate.errors import IncompatibleStateError, OperatorNotFoundError, StateNotFoundError
@@ -107,8 +108,7 @@ def _steps(bounds: HashBounds, rows: int) -> Iterator[HashBounds]:
             yield start, stop - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
+class _Rows(Struct, frozen=True):
     """Rows of one side of a comparison, read by ranges of hashes."""
 
     count: int
@@ -172,8 +172,7 @@ class _Side:
         return [part for part in parts if part.max_hash >= bounds[0] and part.min_hash <= bounds[1]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
+class _Stored(Struct, frozen=True):
     """The runs of a state in a checkpoint by their id; a file may belong to several subtasks, a piece to each."""
 
     runs: Mapping[str, Sequence[RunDocument]]
@@ -221,8 +220,7 @@ def _run_of(storage: Storage, schemas: RunSchemas, document: RunDocument, rows: 
     return QueriedRun(storage, whole, schemas, live=rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Compared:
+class _Compared(Struct, frozen=True):
     """By which columns of a state rows are put side by side, and which are compared."""
 
     identity: list[str]

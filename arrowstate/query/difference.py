@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.errors import IncompatibleStateError
 from arrowstate.files.reading import find_operator, states_of
@@ -35,8 +35,7 @@ _COUNTS = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StateDifference:
+class StateDifference(Struct, frozen=True):
     """What happened to a state from one checkpoint to another."""
 
     operator: str
@@ -56,8 +55,7 @@ class StateDifference:
         return not (self.inserted or self.updated or self.deleted or self.schema_change)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """How two checkpoints differ; see `StateStore.diff`."""
 
     before: int | None

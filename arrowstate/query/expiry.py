@@ -6,10 +6,9 @@ time on the watermark that a restore of the operator begins with, which lies fas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
 
 UPDATED_COLUMN = "_updated_at"
 EXPIRES_COLUMN = "_expires_at"
@@ -19,8 +18,7 @@ EXPIRES_FIELD = pa.field(EXPIRES_COLUMN, pa.timestamp("ms"))
 _FIRST, _LAST = -62_135_596_800_000, 253_402_300_799_999
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """Which rows of states with a time to live a reader sees."""
 
     now_ms: int

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 from msgspec.structs import replace
 
 from arrowstate.files.subtasks import runs_of_state, subtasks_of
@@ -43,16 +43,14 @@ _WINDOW = 64
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class _InFile:
+class _InFile(Struct, frozen=True):
     """The rows of a file that have one of the keys."""
 
     places: Ints
     rows: pa.RecordBatch
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(Struct, frozen=True):
     """The keys as the runs of a checkpoint have them."""
 
     read_as: StoredSchemas

@@ -8,13 +8,13 @@ together; that is what keeps a scan of a state with dead rows as fast as one of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from arrowstate.table import kernels
 from arrowstate_formats.compiled import kernel
@@ -70,8 +70,7 @@ def count_rows(bits: npt.NDArray[np.uint8], first: int, rows: int) -> int:
     return int(kernels.count_bits(bits, first, first + rows))
 
 
-@dataclass(frozen=True, slots=True)
-class Picked:
+class Picked(Struct, frozen=True):
     """A batch and which of its rows are picked."""
 
     batch: pa.RecordBatch

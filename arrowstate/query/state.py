@@ -7,7 +7,6 @@ batches whatever the size of the state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import TypeAlias
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.files.reading import find_operator, find_state, subtask_runs
@@ -55,8 +55,7 @@ Ints = npt.NDArray[np.int64]
 HashBounds: TypeAlias = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """Which rows to return."""
 
     columns: Sequence[str]
@@ -361,8 +360,7 @@ class StateReader:
         return pa.repeat(pa.scalar(self._checkpoint_id, pa.int64()), rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """All parts of a state with their hash ranges side by side."""
 
     parts: list[Part]

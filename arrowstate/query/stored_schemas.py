@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 from msgspec.structs import replace
 
 from arrowstate.errors import IncompatibleStateError
@@ -36,8 +36,7 @@ _ANEW = "read the changes on each side of that checkpoint apart, a stream by sta
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSchemas:
+class StoredSchemas(Struct, frozen=True):
     """The runs of a state in one checkpoint, as they are read in the schema of another."""
 
     runs: RunSchemas

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.types import is_text
@@ -319,8 +320,7 @@ class TopK(BuiltIn):
             raise InvalidInputError(f"{where}: {self.name} needs a type with an order, got {kind}")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAggregate:
+class StoredAggregate(Struct, frozen=True):
     """An aggregate of the user's as a snapshot knows it: without its code, enough to read and move its columns."""
 
     name: str

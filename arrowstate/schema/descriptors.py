@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.aggregates import BUILT_IN, Aggregate, BuiltIn, StoredAggregate
@@ -147,8 +148,7 @@ class ValueStateDescriptor(_Descriptor):
                 ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCallable:
+class StoredCallable(Struct, frozen=True):
     """A reducer of the user's as a snapshot knows it: by its name alone."""
 
     name: str

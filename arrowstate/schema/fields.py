@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.errors import CorruptDataError
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
@@ -14,8 +14,7 @@ from arrowstate_formats.defaults import decode_default, encode_default
 from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument, check_types
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """A column, or a field inside one, with its id and those of the fields inside it."""
 
     id: int

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
 
@@ -19,8 +19,7 @@ _INDEX = re.compile(r"__index_level_\d+__")
 """What pandas calls an index without a name."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowStream:
+class RowStream(Struct, frozen=True):
     """Rows that are read once."""
 
     schema: pa.Schema

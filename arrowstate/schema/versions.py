@@ -279,10 +279,9 @@ def _value_of(stored: StateDocument, have: StateDescriptor, ids: Iterator[int]) 
     if not columns:
         return Field(0, stored.name, kind)
     if not pa.types.is_struct(kind):
-        return dataclasses.replace(columns[0], name=stored.name)
+        return replace(columns[0], name=stored.name)
     children = tuple(
-        dataclasses.replace(column, name=inner.name, nullable=inner.nullable)
-        for column, inner in zip(columns, kind, strict=True)
+        replace(column, name=inner.name, nullable=inner.nullable) for column, inner in zip(columns, kind, strict=True)
     )
     return Field(0, stored.name, kind, True, None, children)
 

@@ -7,12 +7,12 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.errors import ConcurrentUseError, InvalidInputError, KeyOutOfRangeError, KeyTypeError
 from arrowstate.schema.keys import check_key_schema, described, key_columns
@@ -25,8 +25,7 @@ from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns, hash_plan
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentKey:
+class CurrentKey(Struct, frozen=True):
     """The key that scalar verbs work on."""
 
     identity: Any

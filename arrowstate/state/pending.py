@@ -7,10 +7,10 @@ are many. The dict takes part in transactions as the rows do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.table.journal import Journal
 
@@ -20,8 +20,7 @@ V = TypeVar("V")
 _MANY_ROWS = 16_384
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(Struct, frozen=True):
     """What a scalar verb has written."""
 
     columns: Sequence[pa.Array]

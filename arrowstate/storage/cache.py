@@ -25,6 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 import xxhash
+from msgspec import Struct
 
 from arrowstate.errors import InvalidInputError, StorageError
 from arrowstate.storage.posix import WRITE_BUFFER_BYTES, CheckedFile, storage_errors
@@ -40,8 +41,7 @@ _DEFAULT_BYTES = 10 << 30
 _logger = logging.getLogger("arrowstate.storage")
 
 
-@dataclass(frozen=True, slots=True)
-class CacheUse:
+class CacheUse(Struct, frozen=True):
     """How often the caches of this process were asked for a file."""
 
     hits: int
@@ -82,8 +82,7 @@ def default_cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "arrowstate"
 
 
-@dataclass(frozen=True, slots=True)
-class LocalFile:
+class LocalFile(Struct, frozen=True):
     """A local file that is being filled: a copy, or what is about to be uploaded. It goes when its block ends."""
 
     location: Path

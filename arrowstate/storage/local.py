@@ -18,11 +18,11 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.errors import (
     ArrowStateError,
@@ -363,8 +363,7 @@ class LocalStorage:
             raise CommitUnknownError(path, commit_id, str(error), self.url) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _NewFile:
+class _NewFile(Struct, frozen=True):
     path: str
     url: str
     location: Path

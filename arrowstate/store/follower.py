@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.errors import (
     CheckpointNotFoundError,
@@ -50,8 +51,7 @@ class Answer(Generic[Found]):
     "How long ago that was at the time of the answer."
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(Struct, frozen=True):
     """A checkpoint that the lease keeps as long as somebody has its snapshot."""
 
     committed: CommittedEntry

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
+
+from msgspec.structs import replace
 
 from arrowstate.checkpoints.compaction import CompactionPolicy, compact_backends
 from arrowstate.checkpoints.coordination import CheckpointOptions

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 
 from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.columns import rows_equal, take
@@ -22,8 +23,7 @@ _ONE.flags.writeable = False
 _SMALL_BYTES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class KeyBatch:
+class KeyBatch(Struct, frozen=True):
     """The distinct keys of a batch, sorted by hash, and which rows of the batch have them.
 
     Group g holds the rows order[starts[g]:starts[g + 1]] of the batch, in the order of the batch.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.columns import gather_places
@@ -24,8 +25,7 @@ Ints = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(Struct, frozen=True):
     """Rows of a piece that go into the merged run, in its order."""
 
     hashes: Ints

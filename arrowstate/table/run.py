@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.table import kernels, pair_kernels
 from arrowstate.table.key_batch import KeyBatch
@@ -237,8 +238,7 @@ class Run:
         return FrozenRun(self, self.live.copy(), self.live_rows)
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenRun:
+class FrozenRun(Struct, frozen=True):
     """A run at one moment."""
 
     run: Run

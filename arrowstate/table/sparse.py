@@ -6,11 +6,11 @@ this: here a segment is found for each key, then its row there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from arrowstate.table.segments import Segments
 from arrowstate_formats.compiled import kernel, load_uint64, prefetch
@@ -27,8 +27,7 @@ def is_sparse(rows: int, segments: Segments) -> bool:
     return len(segments) > 1 and rows < _FEW * len(segments)
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(Struct, frozen=True):
     """Where the rows of some queries are in a run, those of each query one after the other."""
 
     queries: Ints

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.table import kernels
 from arrowstate.table.background_merge import BackgroundMerge
@@ -38,8 +38,7 @@ _LET_GO = 1
 "How many record batches that were merged are let go of at a time, at least."
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """Where the keys of a batch are; valid until the table is next written to."""
 
     key_count: int
@@ -146,8 +145,7 @@ def find_keys(runs: Sequence[Run], keys: KeyBatch) -> Found:
     return Found(count, tuple(hits), pending)
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenTable:
+class FrozenTable(Struct, frozen=True):
     """A table at one moment: its runs and their live bits then."""
 
     schema: pa.Schema
@@ -159,8 +157,7 @@ class FrozenTable:
         return sum(run.live_rows for run in self.runs)
 
 
-@dataclass(frozen=True, slots=True)
-class TableMark:
+class TableMark(Struct, frozen=True):
     """A table at one moment, to which it can go back."""
 
     runs: tuple[Run, ...]

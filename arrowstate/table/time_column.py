@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from arrowstate.table.journal import Journal
 from arrowstate.table.run import Run
@@ -54,8 +55,7 @@ class _Part:
     "Its first rows in the order of time, once it was looked at again and again."
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
+class _Mark(Struct, frozen=True):
     """What is known of a run changes to this when a transaction goes back."""
 
     lowest: int

@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from msgspec import Struct, field
 
 from arrowstate.errors import CommitUnknownError
 from arrowstate_formats.documents import SubtaskStatisticsDocument
@@ -157,8 +159,7 @@ def listen(listener: Listener) -> Callable[[], None]:
     return stop
 
 
-@dataclass(slots=True)
-class Recording:
+class Recording(Struct):
     """An operation under way, and what is known of it so far."""
 
     kind: Kind

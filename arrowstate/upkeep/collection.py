@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from itertools import chain, groupby
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from arrowstate.errors import CorruptDataError
@@ -37,8 +37,7 @@ _FEW_TAKEN = 30_000
 """Of so many files that went in portions one document says so."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectionReport:
+class CollectionReport(Struct, frozen=True):
     """What applying a plan did."""
 
     deleted: tuple[str, ...]

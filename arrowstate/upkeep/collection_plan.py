@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TypeVar
+
+from msgspec import Struct, field
 
 from arrowstate.errors import ArrowStateError, CorruptDataError, InvalidInputError
 from arrowstate.files.references import ReferenceReader
@@ -121,8 +122,7 @@ def _droppable(storage: Storage, policy: RetentionPolicy, now_ms: int, up_to: in
     return first - low
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(Struct, frozen=True):
     """What a plan is made by; parameters as for `plan_collection`."""
 
     storage: Storage
@@ -302,8 +302,7 @@ def _dropped(roots: Roots, boundary: int, reasons: Collection[int]) -> list[rang
     return found
 
 
-@dataclass(slots=True)
-class _Dropped:
+class _Dropped(Struct):
     """The entries that go, as many of the first as are one portion."""
 
     entries: list[Deletion] = field(default_factory=list)

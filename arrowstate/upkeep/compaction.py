@@ -20,6 +20,7 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 from msgspec.structs import replace
 
 from arrowstate.checkpoints.committing import Needs, append_checkpoint
@@ -62,8 +63,7 @@ _ATTEMPTS = 5
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedMerge:
+class PlannedMerge(Struct, frozen=True):
     """Runs of one state of one subtask that are to become one."""
 
     uid: str
@@ -77,8 +77,7 @@ class PlannedMerge:
         return sum(run.live_rows for run in self.runs)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreCompactionPlan:
+class StoreCompactionPlan(Struct, frozen=True):
     """What a compaction would do; nothing is changed until it is applied."""
 
     checkpoint_id: int
@@ -93,8 +92,7 @@ class StoreCompactionPlan:
     "About how many bytes the merged runs will take."
 
 
-@dataclass(frozen=True, slots=True)
-class StoreCompactionReport:
+class StoreCompactionReport(Struct, frozen=True):
     """What applying a plan did."""
 
     entry: LogEntryDocument | None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from arrowstate.log.boundary import Boundary
 from arrowstate.upkeep.retention import RetentionPolicy
@@ -19,8 +20,7 @@ NEVER_NEEDED = ("lease", "unfinished")
 """Nothing refers to these files, and their names are never used again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Portions:
+class Portions(Struct, frozen=True):
     """How much a collection deletes at a time, and how much of what goes it has in memory."""
 
     entries: int = 4_000
@@ -32,8 +32,7 @@ class Portions:
 DEFAULT_PORTIONS = Portions()
 
 
-@dataclass(frozen=True, slots=True)
-class Deletion:
+class Deletion(Struct, frozen=True):
     """A file that a collection deletes."""
 
     path: str
@@ -45,8 +44,7 @@ class Deletion:
     "Whether nothing is known to have referred to it."
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """A file that nothing refers to and that waits for its grace period to end."""
 
     path: str
@@ -56,8 +54,7 @@ class Waiting:
     "From when on a collection deletes it."
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """A checkpoint or savepoint that is kept."""
 
     entry_number: int
@@ -67,8 +64,7 @@ class Kept:
     "Empty where it stands between others that are kept."
 
 
-@dataclass(frozen=True, slots=True)
-class Hourly:
+class Hourly(Struct, frozen=True):
     """A checkpoint below the boundary that is the newest of its hour: the collection leases it before it deletes."""
 
     checkpoint_id: int
@@ -77,8 +73,7 @@ class Hourly:
     "When it is kept by its hour no more, in milliseconds since 1970."
 
 
-@dataclass(frozen=True, slots=True)
-class CollectionPlan:
+class CollectionPlan(Struct, frozen=True):
     """What a collection would do; nothing is changed until it is applied."""
 
     head: int

@@ -12,9 +12,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain, islice
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from arrowstate.files.references import ReferenceReader
@@ -32,8 +32,7 @@ from arrowstate_formats.documents import BoundaryDocument
 _ENTRIES_TOGETHER = 1000
 
 
-@dataclass(slots=True)
-class PortionsReport:
+class PortionsReport(Struct):
     """What a collection in portions has done."""
 
     first: list[str] = field(default_factory=list)

@@ -7,7 +7,8 @@ is proposed, as calls and commands.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from arrowstate.errors import ArrowStateError
 from arrowstate.files.verification import LogCheck, Verification, verify_checkpoint, verify_log
@@ -18,8 +19,7 @@ from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedCheckpoint:
+class CheckedCheckpoint(Struct, frozen=True):
     """A checkpoint and what a look at it found."""
 
     entry: CommittedEntry
@@ -32,8 +32,7 @@ class CheckedCheckpoint:
         return self.entry.document.checkpoint_id
 
 
-@dataclass(frozen=True, slots=True)
-class NewestWhole:
+class NewestWhole(Struct, frozen=True):
     """The newest checkpoint without a problem, and what was found on the way to it."""
 
     entry: LogEntryDocument | None
@@ -42,8 +41,7 @@ class NewestWhole:
     "Of the log, and of newer checkpoints."
 
 
-@dataclass(frozen=True, slots=True)
-class StoreVerification:
+class StoreVerification(Struct, frozen=True):
     """What a look at a whole store found."""
 
     log: LogCheck

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
+
+from msgspec import Struct
 
 from arrowstate.errors import CorruptDataError
 from arrowstate.files.references import ReferenceReader
@@ -31,8 +32,7 @@ _MOST_KNOWN = 10_000
 _BROKEN = "it is missing, or the entry after it was written after other bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class Roots:
+class Roots(Struct, frozen=True):
     """The log and the pins at one moment."""
 
     log: CommitLog

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from arrowstate.errors import CorruptDataError
 from arrowstate.log.boundary import Boundary, number_of
@@ -17,8 +18,7 @@ _DATA = re.compile(r"data/[^/]+/[^/]+/[^/]+\.(arrow|parquet|lance|directory|roar
 MANIFEST = re.compile(r"manifests/[^/]+\.json")
 
 
-@dataclass(slots=True)
-class StoredFiles:
+class StoredFiles(Struct):
     """The files of a store as a listing names them, page by page."""
 
     holds_own: bool

@@ -10,11 +10,11 @@ Specification: formats/spec/run-files.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 import xxhash
+from msgspec import Struct
 
 from arrowstate_formats.arrow_types import type_to_json
 from arrowstate_formats.documents import BatchDocument
@@ -56,8 +56,7 @@ PARQUET_MAGIC_BYTES = 4
 """`PAR1`, before the first column chunk."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunFile:
+class RunFile(Struct, frozen=True):
     """What a manifest records about a run file that was just written."""
 
     bytes: int

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+from msgspec import Struct
 
 from arrowstate_formats.document_base import Int64, wide
 from arrowstate_formats.documents import BatchDocument
@@ -217,8 +217,7 @@ def _open_writer(
         yield _RowGroups(parquet, stored)
 
 
-@dataclass(frozen=True, slots=True)
-class _RowGroups:
+class _RowGroups(Struct, frozen=True):
     """Writes each batch as a row group."""
 
     writer: pq.ParquetWriter

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from arrowstate.query.duckdb.pyarrow_internals import parts_of
 
@@ -23,15 +24,13 @@ _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_
 _MIRRORED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column, or a field inside a struct column."""
 
     path: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
+class Literal(Struct, frozen=True):
     """A constant."""
 
     value: pa.Scalar
@@ -53,8 +52,7 @@ Node: TypeAlias = Column | Literal | Call
 Values: TypeAlias = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """What is known of one column in each of a number of batches; both ends are inclusive."""
 
     kind: pa.DataType

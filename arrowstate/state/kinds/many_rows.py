@@ -6,12 +6,12 @@ namespace.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.schema.descriptors import ListStateDescriptor, MapStateDescriptor
 from arrowstate.schema.layout import StateLayout
@@ -25,8 +25,7 @@ Ints = npt.NDArray[np.int64]
 D = TypeVar("D", ListStateDescriptor, MapStateDescriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """All rows of some keys."""
 
     numbers: Ints

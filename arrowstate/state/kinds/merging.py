@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
@@ -20,8 +20,7 @@ Ints = npt.NDArray[np.int64]
 D = TypeVar("D", bound=ListStateDescriptor | ReducingStateDescriptor | AggregatingStateDescriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class MergePlan:
+class MergePlan(Struct, frozen=True):
     """Which namespaces of which keys are merged into which others."""
 
     sources: KeyBatch

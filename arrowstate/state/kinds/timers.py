@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import TimerStateDescriptor
@@ -61,8 +62,7 @@ class Timer:
     "A plain value, or a tuple for several namespace columns; None if the timers have no namespaces."
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     """A timer of a scalar verb, or one that was taken out of the table to fire next."""
 
     timestamp: int
