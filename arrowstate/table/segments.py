@@ -9,7 +9,6 @@ number. Every one that rows are asked of is read, and checked, before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self
@@ -17,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 from arrowstate.table import kernels
 from arrowstate.table.columns import take
@@ -29,8 +29,7 @@ _UNKNOWN, _NONE = np.uint64(0), np.uint64(1)
 _HASHES, _SECONDS = -1, -2
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(Struct, frozen=True):
     """Offsets by the top bits of the hash, one for every two to eight rows.
 
     Fewer rows a bucket are found no faster: the offsets then miss the cache as often as the hashes do.
