@@ -89,7 +89,7 @@ def test_a_slot_whose_function_keeps_the_interpreters_lock_is_killed_and_the_job
 
 
 @pytest.mark.parametrize("sink", kill_rounds.SINKS)
-@pytest.mark.turns(2)
+@pytest.mark.turns(6)
 def test_what_kills_of_slots_and_jobs_leave_is_whole(tmp_path, sink, capfd):
     if (missing := kill_rounds.missing(sink)) is not None:
         pytest.skip(missing)

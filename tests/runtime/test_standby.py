@@ -410,6 +410,7 @@ def test_a_transaction_that_a_suspended_job_holds_open_is_ended(database, connec
 
 
 @pytest.mark.slow
+@pytest.mark.turns(12)
 @pytest.mark.skipif(postgres_programs() is None, reason="PostgreSQL is not installed")
 def test_rounds_of_kills_and_suspensions_have_each_row_once(tmp_path, database):
     assert standby_rounds.run_rounds(tmp_path, database, short_or_long(2, 20), 1) == 0

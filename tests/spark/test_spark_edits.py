@@ -14,7 +14,6 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import arrowstate
-import killed_driver
 from arrowstate.errors import EditConflictError, FencedError, QueryConflictError
 from arrowstate.spark.commit import check_alone
 from arrowstate.spark.micro_batches import BatchRecord
@@ -231,6 +230,9 @@ def stream_sums(rows: list[pa.Table]) -> Sums:
 def test_a_sink_whose_driver_was_killed_in_a_micro_batch_goes_on_after_an_edit(
     stream: Any, rows: list[pa.Table], killed_in: int
 ) -> None:
+    # Not at the top: the processes of Spark import this file, and do not find it.
+    import killed_driver
+
     stream.add(*rows[:4])
     driver = [sys.executable, killed_driver.__file__, str(stream.folder), str(killed_in)]
     killed = subprocess.run(driver, check=False, capture_output=True)

@@ -70,8 +70,8 @@ def entry(number: int) -> str:
 
 
 def opened(newest: int) -> list[set[str]]:
-    """What who opens a store and looks for its newest entry waits for."""
-    return [{"read arrowstate.json", "read _latest"}, {entry(newest), entry(newest + 1)}, {"list gc/"}]
+    """What who opens a store and looks for an entry after the newest that it knows waits for."""
+    return [{"read arrowstate.json", "read _latest"}, {entry(newest + 1)}, {"list gc/"}]
 
 
 def looked(newest: int) -> list[set[str]]:

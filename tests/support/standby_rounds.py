@@ -11,6 +11,7 @@ SIGTERM stops the job, and its standby must end by itself. It exits with 1 after
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -208,7 +209,9 @@ def problem_of(place: Place, *, is_over: bool = False) -> str | None:
     return None
 
 
-def run_round(place: Place, first: Runner, second: Runner, chance: random.Random) -> tuple[str, int, str | None]:
+def run_round(
+    place: Place, first: Runner, second: Runner, chance: random.Random, within_ms: float
+) -> tuple[str, int, str | None]:
     """Let the second take over from the first; return what was done, after how long it committed, what is wrong."""
     awaited("a standby that is ready", lambda: second.has_said("ready"))
     time.sleep(chance.uniform(0.2, 1.0))
@@ -222,7 +225,7 @@ def run_round(place: Place, first: Runner, second: Runner, chance: random.Random
     ends_ms = report.written_at_ms + report.lease_ms
     epoch, committed_ms = awaited("a commit", lambda: first_commit_of(place, report.writer_epoch))
     after_ms = committed_ms - ends_ms
-    found = None if after_ms <= WITHIN_MS else f"the first commit came {after_ms} ms after the end of the lease"
+    found = None if after_ms <= within_ms else f"the first commit came {after_ms} ms after the end of the lease"
     if not second.has_said("takeover"):
         awaited("word of the takeover", lambda: second.has_said("takeover"))
     if kind != "SIGKILL":
@@ -244,7 +247,9 @@ def run_round(place: Place, first: Runner, second: Runner, chance: random.Random
     return kind, after_ms, found or problem_of(place)
 
 
-def run_rounds(folder: Path, conninfo: str, rounds: int, seed: int, keys: int = 1_000) -> int:
+def run_rounds(
+    folder: Path, conninfo: str, rounds: int, seed: int, keys: int = 1_000, within_ms: float = math.inf
+) -> int:
     """Run rounds, print what happened, and return how many findings there were."""
     chance = random.Random(seed)
     place = make_place(folder, conninfo, keys)
@@ -254,7 +259,7 @@ def run_rounds(folder: Path, conninfo: str, rounds: int, seed: int, keys: int = 
         awaited("the first commit", lambda: (place.store / "arrowstate.json").exists() and first_commit_of(place, 0))
         for number in range(rounds):
             runners.append(Runner(place))
-            kind, after_ms, found = run_round(place, runners[0], runners[1], chance)
+            kind, after_ms, found = run_round(place, runners[0], runners[1], chance, within_ms)
             runners.pop(0)
             problems += found is not None
             latest_ms.append(after_ms)
@@ -290,4 +295,4 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="arrowstate-standby-"))
     with postgres_server() as conninfo:
-        return 1 if run_rounds(folder, conninfo, arguments.rounds, arguments.seed, arguments.keys) else 0
+        return 1 if run_rounds(folder, conninfo, arguments.rounds, arguments.seed, arguments.keys, WITHIN_MS) else 0

@@ -180,7 +180,7 @@ def test_a_checkpoint_of_rocksdb_has_what_was_written_before_it_without_a_log(tm
     database.close()
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(6)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -190,7 +190,7 @@ def test_a_checkpoint_of_rocksdb_has_what_was_written_before_it_without_a_log(tm
         ("windows", ["--elements", 20_000, "--keys", 2000, "--batch", 1000, "--window", 3000, "--disorder", 100]),
     ],
 )
-@pytest.mark.turns(3)
+@pytest.mark.turns(6)
 def test_the_benchmarks_of_state_run_at_a_small_size(tmp_path, name, options):
     path = tmp_path / "run.json"
 

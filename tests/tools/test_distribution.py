@@ -74,7 +74,7 @@ def test_an_installation_replaces_no_package_of_a_platform_but_what_its_page_say
 
 
 @pytest.mark.slow
-@pytest.mark.turns(4)
+@pytest.mark.turns(8)
 def test_what_is_published_is_whole_and_runs_in_an_empty_environment(tmp_path):
     # Object code is kept beside the environment; without it this compiles for a minute.
     built = {**os.environ, "ARROWSTATE_KERNEL_OBJECTS": str(ROOT / ".venv" / "arrowstate-kernels")}

@@ -32,7 +32,7 @@ def truth(files):
     return Truth(files, delay_ms=DELAY_MS)
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(8)
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_on_the_runtime_gives_what_duckdb_finds_in_the_files(files, truth, tmp_path, name):
     run_job(QUERIES[name], files[0].parent, tmp_path, delay_ms=DELAY_MS, parallelism=2, mode="threads")
