@@ -257,6 +257,9 @@ def run_rounds(
     runners = [Runner(place)]
     try:
         awaited("the first commit", lambda: (place.store / "arrowstate.json").exists() and first_commit_of(place, 0))
+        # A store of many keys has a commit before its job: whoever reports first is the one that the other waits for.
+        storage = arrowstate.open_store(place.store).storage
+        awaited("a report of the job", lambda: newest_report(storage) is not None)
         for number in range(rounds):
             runners.append(Runner(place))
             kind, after_ms, found = run_round(place, runners[0], runners[1], chance, within_ms)
