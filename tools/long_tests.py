@@ -227,8 +227,11 @@ PARTS = (
     ),
     Part(
         "nexmark",
-        "the queries of Nexmark on a million events, on Spark and on the runtime, checked by DuckDB",
-        ([str(ROOT / "tools/nexmark"), "--engine", "both"],),
+        "the queries of Nexmark on a million events on Spark and on the runtime, and on Flink, checked by DuckDB",
+        (
+            [str(ROOT / "tools/nexmark"), "--engine", "both"],
+            [str(ROOT / "tools/nexmark"), "--engine", "flink", "--events", "200000", "--rounds", "1"],
+        ),
     ),
     Part(
         "lowest",

@@ -6,7 +6,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.runtime_peers import python_with
+from nexmark_queries.beside_flink import EVENTS_UNIT, Beside, figures, write_parts
 from nexmark_queries.events import Config, write_files
 from nexmark_queries.on_runtime import NOT_HERE, run_job
 from nexmark_queries.queries import Query, all_queries
@@ -38,6 +40,9 @@ def main(argv: Sequence[str]) -> int:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="arrowstate-nexmark-")))
         folder.mkdir(parents=True, exist_ok=True)
+        if options.engine == "flink":
+            python = python_with("pyflink", options.flink, folder)
+            return 0 if python is not None and run_beside(chosen, folder, python, options, console) else 1
         spark = None
         if "spark" in options.engines:
             spark = _session(folder, options.parallelism)
@@ -58,16 +63,10 @@ def run_all(
     engines: Sequence[str] = ("spark",),
 ) -> bool:
     """Make the events, run queries, and print their table; return whether every result is right."""
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        console.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", soft_wrap=True)
-
-    config = Config(options.rate, options.seed, out_of_order_group=options.out_of_order)
+    say = _teller(console)
     per_file = -(-options.events // options.files)
-    files = write_files(folder / "events", config, files=options.files, events_per_file=per_file)
-    size = sum(file.stat().st_size for file in files)
-    say(f"{per_file * options.files:,} events in {options.files} files, {size / 1e6:.0f} MB, one per micro-batch")
+    files = _written(folder, options, options.files, per_file)
+    say(f"{per_file * options.files:,} events in {options.files} files, {_megabytes(files)} MB, one per micro-batch")
     truth = Truth(files, delay_ms=DELAY_MS)
     table = _table()
     right = True
@@ -80,7 +79,7 @@ def run_all(
                 assert spark is not None
                 rate = _on_spark(spark, query, folder / "events", place, per_file, options.parallelism)
             else:
-                took = run_job(query, folder / "events", place, delay_ms=DELAY_MS, parallelism=options.parallelism)
+                took, _ = run_job(query, folder / "events", place, delay_ms=DELAY_MS, parallelism=options.parallelism)
                 rate = per_file * options.files / took
             kept = read_store(place)
             if engine == "spark":
@@ -94,6 +93,59 @@ def run_all(
             say(f"{query.name} on {engine}: {query.title}")
     console.print(table)
     return right
+
+
+def run_beside(
+    queries: Sequence[Query], folder: Path, python: Path, options: argparse.Namespace, console: Console
+) -> bool:
+    """Make the events, run queries on the runtime and on Flink by turns, and print the table of both.
+
+    Returns whether every result of each round is right.
+    """
+    say = _teller(console)
+    events = -(-options.events // EVENTS_UNIT) * EVENTS_UNIT
+    files = _written(folder, options, 1, events)
+    truth = Truth(files, delay_ms=DELAY_MS)
+    columns = ("query", "slots", "events/s", "Flink", "times", "of a core", "Flink", "times", "result")
+    table = Table(*columns, title="Nexmark beside Flink's SQL, from the same files of JSON", title_justify="left")
+    right = True
+    for slots in options.slots:
+        parts = write_parts(folder / "json", files, events=events, slots=slots)
+        read = sorted(parts.all.iterdir())
+        say(f"{events:,} events in {len(read)} files of JSON, {_megabytes(read)} MB, one per slot")
+        for query in queries:
+            if query.name in NOT_HERE:
+                continue
+            beside = Beside(query, parts, folder / f"{query.name}-{slots}", truth, DELAY_MS, python)
+            found = figures(*beside.run(options.rounds))
+            wrong = [
+                f"{who}: {_said(verdict)}"
+                for who, verdicts in beside.verdicts.items()
+                for verdict in verdicts
+                if not verdict.is_right
+            ]
+            right &= not wrong
+            shown = [f"{value:,.2f}" if place % 3 == 2 else f"{value:,.0f}" for place, value in enumerate(found)]
+            # A quarter takes as long as all where there are few events, or others on the machine.
+            shown = shown if min(found) > 0 else ["too few"] * len(found)
+            table.add_row(query.name, str(slots), *shown, wrong[0] if wrong else "[green]both as DuckDB[/]")
+            say(f"{query.name}, slots: {slots}, rounds: {options.rounds}: {query.title}")
+    console.print(table)
+    return right
+
+
+def _teller(console: Console) -> Callable[[str], None]:
+    started = time.monotonic()
+    return lambda text: console.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", soft_wrap=True)
+
+
+def _written(folder: Path, options: argparse.Namespace, files: int, per_file: int) -> list[Path]:
+    config = Config(options.rate, options.seed, out_of_order_group=options.out_of_order)
+    return write_files(folder / "events", config, files=files, events_per_file=per_file)
+
+
+def _megabytes(files: Sequence[Path]) -> str:
+    return f"{sum(file.stat().st_size for file in files) / 1e6:.0f}"
 
 
 def _on_spark(
@@ -135,9 +187,20 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--parallelism", type=int, default=2, help="subtasks, and cores of Spark (default 2)")
     parser.add_argument(
         "--engine",
-        choices=("spark", "runtime", "both"),
+        choices=("spark", "runtime", "both", "flink"),
         default="spark",
-        help="what runs them: Spark (default), arrowstate.runtime, or one after the other",
+        help="what runs them: Spark (default), arrowstate.runtime, or one after the other; with `flink` "
+        "arrowstate.runtime and Flink's SQL by turns",
+    )
+    parser.add_argument(
+        "--slots",
+        type=lambda text: [int(count) for count in text.split(",")],
+        default=[1, 2],
+        help="with --engine flink: how many slots, one after the other (default 1,2)",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="with --engine flink: whose median counts (default 3)")
+    parser.add_argument(
+        "--flink", type=Path, metavar="PYTHON", help="a Python that has apache-flink 2.3; made if not given"
     )
     parser.add_argument("--folder", type=Path, help="where events and stores stay; by default nothing stays")
     options = parser.parse_args(argv)
@@ -145,11 +208,13 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         parser.error(f"no query named {', '.join(unknown)}; there is {', '.join(known)}")
     options.engines = ("spark", "runtime") if options.engine == "both" else (options.engine,)
-    if options.engine == "runtime" and set(options.queries) <= set(NOT_HERE):
+    if options.engine in ("runtime", "flink") and set(options.queries) <= set(NOT_HERE):
         parser.error(f"--queries {','.join(options.queries)} go by processing time, which only Spark logs; name others")
-    for name in ("events", "files", "rate", "out_of_order", "period_ms", "parallelism"):
+    for name in ("events", "files", "rate", "out_of_order", "period_ms", "parallelism", "rounds"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
+    if min(options.slots) < 1:
+        parser.error(f"--slots must be at least 1, got {min(options.slots)}")
     if options.out_of_order * 1000 >= DELAY_MS * options.rate or options.out_of_order % 953 == 0:
         parser.error(
             f"--out-of-order must be below {DELAY_MS * options.rate // 1000}, so that no event is more than "

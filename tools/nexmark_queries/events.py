@@ -10,18 +10,21 @@ first person id twice).
 from __future__ import annotations
 
 import os
+import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-__all__ = ["SCHEMA", "SPARK_SCHEMA", "Config", "make_events", "write_files"]
+__all__ = ["SCHEMA", "SPARK_SCHEMA", "Config", "json_schema", "make_events", "write_files", "write_json"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -203,6 +206,63 @@ def write_files(folder: Path, config: Config, *, files: int, events_per_file: in
         os.utime(path, (1_600_000_000 + number,) * 2)
         paths.append(path)
     return paths
+
+
+def write_json(folder: Path, files: Sequence[Path], *, parts: int, stop: int, block: int = 50) -> None:
+    """Write the first `stop` events of Parquet files again, an object a line, into so many files of equal time.
+
+    Each part has every so many-th block of events, in their order, so that whoever reads the parts at the same time is
+    at about the same event time in all of them. Times are milliseconds since 1970.
+    """
+    folder.mkdir(parents=True)
+    connection = duckdb.connect()
+    columns = ", ".join(_in_json(field.name, field.type) for field in SCHEMA)
+    connection.execute(
+        f"""create view events as select *, row_number() over (order by filename, file_row_number) - 1 as place
+            from read_parquet({[str(file) for file in files]}, filename = true, file_row_number = true)"""
+    )
+    for part in range(parts):
+        connection.execute(
+            f"""copy (select {columns} from events where place < {stop} and place // {block} % {parts} = {part}
+                      order by place) to '{folder}/part-{part}.json' (format json)"""
+        )
+
+
+def json_schema(text: str) -> pa.Schema:
+    """Return the columns of JSON files, and of structs the fields, that a text names; `date_time` is always there."""
+    named = set(re.findall(r"\b\w+(?:\.\w+)?", text)) | {"date_time"}
+    fields = []
+    for field in SCHEMA:
+        kind = _json_type(field.type)
+        if pa.types.is_struct(kind):
+            kind = pa.struct([inner for inner in kind if f"{field.name}.{inner.name}" in named])
+            if not kind.num_fields:
+                continue
+        elif field.name not in named:
+            continue
+        fields.append(pa.field(field.name, kind))
+    return pa.schema(fields)
+
+
+def _json_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a column in JSON; the times within a struct that the event has too are left out."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _json_type(field.type)) for field in kind if field.name != "date_time"])
+    return pa.int64() if kind == _TIME else kind
+
+
+def _in_json(name: str, kind: pa.DataType) -> str:
+    """Return SQL that has a column as it is in JSON."""
+    if kind == _TIME:
+        return f"epoch_ms({name}) as {name.rpartition('.')[2]}"
+    if pa.types.is_struct(kind):
+        fields = ", ".join(
+            f"{field.name} := {_in_json(f'{name}.{field.name}', field.type).partition(' as ')[0]}"
+            for field in kind
+            if field.name != "date_time"
+        )
+        return f"case when {name} is not null then struct_pack({fields}) end as {name}"
+    return name
 
 
 class _Draw:

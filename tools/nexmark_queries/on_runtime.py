@@ -12,14 +12,15 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import duckdb
 import pyarrow as pa
 
 from arrowstate import BatchContext, BatchFunction
 from arrowstate.runtime import FileSource, Job, OutputTable, Watermarks
-from nexmark_queries.events import SCHEMA
+from benchmarks.peers.timing import tree_seconds
+from nexmark_queries.events import SCHEMA, json_schema
 from nexmark_queries.queries import OUTPUT, Query, Step
 from nexmark_queries.truth import connect
 
@@ -28,14 +29,24 @@ __all__ = ["NOT_HERE", "declared", "run_job"]
 NOT_HERE = ("q12",)
 """Queries by processing time: of a job nobody knows afterwards at which time it saw a row."""
 
+Format = Literal["parquet", "json"]
 _TYPES = {"long": pa.int64(), "string": pa.string(), "timestamp": pa.timestamp("us", "UTC")}
 _of_thread = threading.local()
 
 
 def run_job(
-    query: Query, files: Path, folder: Path, *, delay_ms: int, parallelism: int = 2, mode: Any = "processes"
-) -> float:
-    """Run a query to the end of the files that are there, and return the seconds since its slots were ready.
+    query: Query,
+    files: Path,
+    folder: Path,
+    *,
+    delay_ms: int,
+    parallelism: int = 2,
+    mode: Any = "processes",
+    format: Format = "parquet",
+) -> tuple[float, float]:
+    """Run a query to the end of the files that are there.
+
+    Returns the seconds since its slots were ready, and the processor seconds of all processes in that time.
 
     Parameters
     ----------
@@ -51,24 +62,33 @@ def run_job(
         The number of slots.
     mode
         Where slots run, as for `Job.start`.
+    format
+        What the events are written in.
     """
-    job = declared(query, files, folder, delay_ms=delay_ms, parallelism=parallelism)
+    job = declared(query, files, folder, delay_ms=delay_ms, parallelism=parallelism, format=format)
     with job.start(mode=mode) as running:
         while running.status().state in ("created", "restoring", "deploying"):
             time.sleep(0.01)
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), tree_seconds()
         running.wait()
-        return time.perf_counter() - began
+        return time.perf_counter() - began, tree_seconds() - spent
 
 
-def declared(query: Query, files: Path, folder: Path, *, delay_ms: int, parallelism: int) -> Job:
+def declared(
+    query: Query, files: Path, folder: Path, *, delay_ms: int, parallelism: int, format: Format = "parquet"
+) -> Job:
     """Return the job of a query."""
     job = Job(folder / "store", parallelism=parallelism)
-    text = " ".join([query.where, *query.select, "date_time"])
-    read = pa.schema([field for field in SCHEMA if re.search(rf"\b{field.name}\b", text)])
-    source = FileSource(files, schema=read)
+    read = pa.schema([field for field in SCHEMA if re.search(rf"\b{field.name}\b", query.text)])
+    select = query.select
+    if format == "json":
+        read = json_schema(query.text)
+        # Its times are milliseconds already.
+        select = ["epoch_ms(date_time)::timestamptz as date_time" if name == "date_time" else name for name in select]
+        select = [column.replace("unix_millis(", "(") for column in select]
+    source = FileSource(files, format, schema=read)
     rows = job.source(source, uid="events", watermarks=Watermarks("date_time", out_of_order_ms=delay_ms))
-    stream = rows.map_batches(_Selected(f"select {', '.join(query.select)} from given where {query.where}"))
+    stream = rows.map_batches(_Selected(f"select {', '.join(select)} from given where {query.where}"))
     for step in query.steps:
         output = pa.schema([(name, _TYPES[kind]) for name, kind in map(str.split, step.output.split(", "))])
         stream = stream.stateful(_function(step), key=step.key, uid=step.uid, output_schema=output)

@@ -63,6 +63,16 @@ class Query:
     latest_by: list[str] = field(default_factory=list)
     "Of the rows emitted with the same values here only the last one counts; all rows count where there is none."
 
+    @property
+    def text(self) -> str:
+        """What names all columns that it reads."""
+        return " ".join([self.where, *self.select, "date_time"])
+
+    @property
+    def emitted(self) -> dict[str, str]:
+        """The columns of the result with their types, as Spark writes them."""
+        return dict(column.split() for column in self.steps[-1].output.split(", "))
+
 
 def all_queries(*, period_ms: int = 10_000) -> dict[str, Query]:
     """Return the queries by name; `period_ms` is the period of processing time of query 12."""
