@@ -148,12 +148,21 @@ def _add_publish(commands: Commands) -> None:
         checkpoint=False,
     )
     published.add_argument("--to", metavar="PLACE", required=True, help="a folder or URL outside of the store")
-    published.add_argument(
+    form = published.add_mutually_exclusive_group()
+    form.add_argument(
         "--iceberg",
         type=int,
         choices=(3, 2),
         default=3,
-        help="the version of Iceberg; 2 for engines that do not read deletion vectors (default: %(default)s)",
+        help="tables of Iceberg; 2 for engines that do not read deletion vectors (default: %(default)s)",
+    )
+    form.add_argument(
+        "--delta",
+        type=int,
+        nargs="?",
+        choices=(3, 2),
+        const=3,
+        help="tables of Delta Lake; 2 for engines that do not read deletion vectors (3 without a number)",
     )
     published.add_argument(
         "--state", metavar="OPERATOR.STATE", action="append", help="a table to publish, may be repeated; all by default"
@@ -163,7 +172,7 @@ def _add_publish(commands: Commands) -> None:
         metavar="COUNT",
         type=int,
         default=10,
-        help="how many checkpoints the tables list, beside those with a tag (default: %(default)s)",
+        help="how many checkpoints the tables list (default: %(default)s)",
     )
     published.add_argument("--watch", action="store_true", help="go on, and publish each later checkpoint")
 

@@ -19,7 +19,10 @@ _LOOK_SECONDS = 1.0
 def publish(options: argparse.Namespace) -> int:
     """Publish the newest checkpoint, and with --watch each later one."""
     store = open_store(options.store)
-    asked = Publish(to=options.to, version=options.iceberg, states=options.state, history=options.history)
+    form: dict[str, Any] = {"format": "iceberg", "version": options.iceberg}
+    if options.delta is not None:
+        form = {"format": "delta", "version": options.delta}
+    asked = Publish(to=options.to, states=options.state, history=options.history, **form)
     publisher = open_publisher(store.storage, store.store_id, asked)
     _show(publisher.publish(), options)
     while options.watch:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 from msgspec.structs import replace
@@ -22,9 +22,10 @@ from arrowstate.files.subtasks import subtasks_of, whole_state
 from arrowstate.publish.deletes import DeadRows
 from arrowstate.publish.manifests import data_file
 from arrowstate.publish.types import (
-    can_read,
+    ICEBERG,
+    KnownTypes,
+    TableForm,
     has_all_ids,
-    iceberg_schema,
     is_read_as_it_is,
     plain_array,
     table_fields,
@@ -80,9 +81,13 @@ class TableFile:
         live = live_bits_in_file(self.runs, self.rows)
         return DeadRows(live, self.rows, self.rows - int(bit_counts(live).sum()))
 
+    def write(self) -> int:
+        """Write the file where it is a twin, and return its size."""
+        raise NotImplementedError  # Abstract: a run file is there, a twin is written.
+
     def described(self, version: int) -> dict[str, Any]:
-        """Return what a manifest says of the file, which is written first where it is a twin."""
-        raise NotImplementedError  # Abstract: a run file is described as it is, a twin is written first.
+        """Return what a manifest of Iceberg says of the file, which is written first where it is a twin."""
+        raise NotImplementedError  # Abstract: of a run file more is known than of a twin.
 
 
 @dataclass(frozen=True)
@@ -91,11 +96,14 @@ class RunTableFile(TableFile):
 
     fields: Sequence[Field] = ()
 
+    def write(self) -> int:
+        return self.runs[0].document.bytes
+
     def described(self, version: int) -> dict[str, Any]:
         document = self.runs[0].document
         return data_file(
             self.path,
-            size=document.bytes,
+            size=self.write(),
             version=version,
             run=document,
             rows=self.rows,
@@ -114,9 +122,12 @@ class Twin(TableFile):
     fields: Sequence[Field] = field(kw_only=True)
     is_current: bool = field(kw_only=True)
     "Whether its columns are those of the current version of the state rather than those of the run."
+    types: KnownTypes = ICEBERG
+    is_alive_only: bool = False
+    "Whether its dead rows are left out; then its rows have other numbers."
 
     def described(self, version: int) -> dict[str, Any]:
-        size = self._write()
+        size = self.write()
         document = self.runs[0].document
         # Of a converted run nothing is known but the hashes of its rows.
         known = replace(document, statistics=[]) if self.is_current else document
@@ -124,7 +135,7 @@ class Twin(TableFile):
             self.path, size=size, version=version, run=known, rows=self.rows, fields=self.fields, is_as_it_is=False
         )
 
-    def _write(self) -> int:
+    def write(self) -> int:
         try:
             with self.target.write_file(self.name) as sink:
                 return write_run(self._batches(), "parquet", sink, fields=documents_of(self.fields)).bytes
@@ -132,14 +143,23 @@ class Twin(TableFile):
             return self.target.open_buffer(self.name).size
 
     def _batches(self) -> list[pa.RecordBatch]:
-        run, schema = self.runs[0], pa.schema([item.remove_metadata() for item in twin_schema(self.fields)])
-        out = []
+        run = self.runs[0]
+        schema = pa.schema([item.remove_metadata() for item in twin_schema(self.fields, self.types)])
+        live = None
+        if self.is_alive_only:
+            bits = live_bits_in_file(self.runs, run.document.rows)
+            live = np.unpackbits(bits, count=run.document.rows, bitorder="little").view(np.bool_)
+        out, start = [], 0
         for number in range(len(run.document.batches)):
             batch = run.file.read([number])[0]
+            rows, start = slice(start, start + batch.num_rows), start + batch.num_rows
             if self.is_current and run.conversion is not None:
                 batch = run.conversion(batch)
             columns = [plain_array(batch.column(item.name), item.type, repr(item.name)) for item in schema]
-            out.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+            batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+            if live is not None:
+                batch = batch.filter(pa.array(live[rows]))
+            out += [batch] if batch.num_rows else []
         return out or [pa.RecordBatch.from_pylist([], schema=schema)]
 
 
@@ -153,11 +173,12 @@ class OutputTwin(TableFile):
     fields: Sequence[Field] = field(kw_only=True)
     document: OperatorStateDocument = field(kw_only=True)
     number: int = field(kw_only=True)
+    types: KnownTypes = ICEBERG
 
-    def described(self, version: int) -> dict[str, Any]:
+    def write(self) -> int:
         import pyarrow.parquet as pq
 
-        schema = twin_schema(self.fields)
+        schema = twin_schema(self.fields, self.types)
         structs = read_part(self.storage, self.document, self.number).column(0)
         columns = [
             plain_array(column, item.type, repr(item.name))
@@ -169,9 +190,12 @@ class OutputTwin(TableFile):
         pq.write_table(
             pa.Table.from_batches([batch]), sink, compression="zstd", store_schema=False, write_statistics=not has_nan
         )
+        return written(self.target, self.name, sink.getvalue())
+
+    def described(self, version: int) -> dict[str, Any]:
         return data_file(
             self.path,
-            size=written(self.target, self.name, sink.getvalue()),
+            size=self.write(),
             version=version,
             run=None,
             rows=self.rows,
@@ -234,7 +258,7 @@ class CheckpointTables:
         output = next(state for state in operator.operator_states if state.name == name)
         return _output_fields(output), False
 
-    def content(self, uid: str, name: str, version: int, known: Iterable[str], sequence: int) -> TableContent:
+    def content(self, uid: str, name: str, form: TableForm, known: Iterable[str], sequence: int) -> TableContent:
         """Return what the checkpoint has of a table.
 
         `known` are the files of the snapshot before, which stay where they are. The names of new twins have the
@@ -245,16 +269,21 @@ class CheckpointTables:
         state = next((state for state in operator.states if state.name == name), None)
         if state is None:
             output = next(state for state in operator.operator_states if state.name == name)
-            files = self._parts(operator, output, fields, _Names(self._target, known, sequence))
+            files = self._parts(operator, output, fields, form, _Names(self._target, known, sequence))
         else:
-            files = self._files(operator, state, fields, version, _Names(self._target, known, sequence))
+            files = self._files(operator, state, fields, form, _Names(self._target, known, sequence))
         return TableContent(fields, {file.path: file for file in files}, is_sorted)
 
     def _parts(
-        self, operator: OperatorDocument, output: OperatorStateDocument, fields: Sequence[Field], names: _Names
+        self,
+        operator: OperatorDocument,
+        output: OperatorStateDocument,
+        fields: Sequence[Field],
+        form: TableForm,
+        names: _Names,
     ) -> list[TableFile]:
         document = whole_state(self._storage, operator.uid, output)
-        digest = _digest_of(fields)
+        digest = form.digest_of(fields)
         files: list[TableFile] = []
         for number, part in enumerate(document.parts):
             # Equal parts are one file in the store, and as many in the table as there are.
@@ -273,6 +302,7 @@ class CheckpointTables:
                         fields=fields,
                         document=document,
                         number=number,
+                        types=form.types,
                     )
                 )
         return files
@@ -294,7 +324,7 @@ class CheckpointTables:
         return self._runs[operator.uid]
 
     def _files(
-        self, operator: OperatorDocument, state: StateDocument, fields: Sequence[Field], version: int, names: _Names
+        self, operator: OperatorDocument, state: StateDocument, fields: Sequence[Field], form: TableForm, names: _Names
     ) -> list[TableFile]:
         schemas = RunSchemas(operator.key, state)
         by_id: dict[str, list[RunDocument]] = {}
@@ -304,7 +334,7 @@ class CheckpointTables:
         held = [runs for runs in pieces if sum(run.live_rows for run in runs)]
         return in_parallel(
             self._storage,
-            lambda runs: self._file(operator, state, schemas, fields, version, names, runs),
+            lambda runs: self._file(operator, state, schemas, fields, form, names, runs),
             held,
             name="footers",
             small=True,
@@ -316,7 +346,7 @@ class CheckpointTables:
         state: StateDocument,
         schemas: RunSchemas,
         fields: Sequence[Field],
-        version: int,
+        form: TableForm,
         names: _Names,
         pieces: Sequence[RunDocument],
     ) -> TableFile:
@@ -325,29 +355,33 @@ class CheckpointTables:
         stored = table_fields(own, _hidden(schemas))
         # Without ids the columns of two versions cannot be told apart.
         is_current = run.schema_version != state.schema_version and not (
-            has_all_ids(own) and can_read(stored, fields, version)
+            has_all_ids(own) and form.can_read(stored, fields)
         )
         rows, live_rows = run.rows, sum(piece.live_rows for piece in pieces)
         dead = _pieces_text(pieces)
         runs = tuple(QueriedRun(self._storage, piece, schemas) for piece in pieces)
-        if run.format == "parquet" and run.path is not None and not is_current:
+        if form.has_run_files and run.format == "parquet" and run.path is not None and not is_current:
             path = place_of(self._storage, run.path)
             if all(is_read_as_it_is(item.type) for item in stored) and (
                 path in names.known or _file_ids(self._storage, run) == _ids_of(stored)
             ):
                 return RunTableFile(path, rows, live_rows, dead, runs, fields=stored)
         columns = fields if is_current else stored
-        name = names.of(f"{operator.uid}/{state.name}/data/{run.id}-{_digest_of(columns)}")
+        stem = f"{operator.uid}/{state.name}/data/{run.id}-{form.digest_of(columns)}"
+        is_alive_only = bool(dead) and not form.has_dead_rows
+        name = names.of(f"{stem}-{dead}" if is_alive_only else stem)
         return Twin(
             place_of(self._target, name),
-            rows,
+            live_rows if is_alive_only else rows,
             live_rows,
-            dead,
+            "" if is_alive_only else dead,
             runs,
             target=self._target,
             name=name,
             fields=columns,
             is_current=is_current,
+            types=form.types,
+            is_alive_only=is_alive_only,
         )
 
 
@@ -373,10 +407,6 @@ def _output_fields(output: OperatorStateDocument) -> list[Field]:
     """Return the columns of an output table, which have no ids in the store: each is numbered by its place."""
     ids = itertools.count(1)
     return [fresh_field(item, ids) for item in type_from_json(output.value_type)]
-
-
-def _digest_of(fields: Sequence[Field]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(iceberg_schema(fields, 2)).encode())[:8]
 
 
 def _pieces_text(pieces: Sequence[RunDocument]) -> str:

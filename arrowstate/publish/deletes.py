@@ -46,13 +46,16 @@ class DeadRows(Struct, frozen=True):
         return _MAGIC + (1).to_bytes(8, "little") + bytes(4) + own
 
 
+def _framed(bitmap: bytes) -> bytes:
+    return len(bitmap).to_bytes(4, "big") + bitmap + zlib.crc32(bitmap).to_bytes(4, "big")
+
+
 def write_puffin(path: str, dead: DeadRows) -> tuple[bytes, tuple[int, int]]:
     """Return a Puffin file with the deletion vector of a data file, and offset and length of the vector in it.
 
     Iceberg allows several in a file. Some engines know them by the path of the file alone, and then apply but one.
     """
-    bitmap = dead.bitmap()
-    blob = len(bitmap).to_bytes(4, "big") + bitmap + zlib.crc32(bitmap).to_bytes(4, "big")
+    blob = _framed(dead.bitmap())
     place = len(_PUFFIN), len(blob)
     described = {
         "type": "deletion-vector-v1",
@@ -68,6 +71,12 @@ def write_puffin(path: str, dead: DeadRows) -> tuple[bytes, tuple[int, int]]:
     ).encode()
     ending = len(footer).to_bytes(4, "little") + bytes(4) + _PUFFIN
     return _PUFFIN + blob + _PUFFIN + footer + ending, place
+
+
+def write_delta_vector(dead: DeadRows) -> tuple[bytes, int]:
+    """Return a file with the deletion vector of a data file of Delta, and the size of the vector in it."""
+    bitmap = dead.bitmap()
+    return b"\1" + _framed(bitmap), len(bitmap)
 
 
 def write_positions(path: str, dead: DeadRows) -> bytes:

@@ -19,10 +19,24 @@ from typing import Any
 import xxhash
 from msgspec import Struct
 
-from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError
+from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, StorageError
 from arrowstate.log.entries import CommittedEntry
-from arrowstate.publish.content import CheckpointTables, TableFile, place_of, written
+from arrowstate.publish.content import TableFile, place_of, written
 from arrowstate.publish.deletes import write_positions, write_puffin
+from arrowstate.publish.held import (
+    ATTEMPTS,
+    CHECKPOINT,
+    ENTRY,
+    NUMBER,
+    OPERATOR,
+    STATE,
+    STORE,
+    Brought,
+    Checkpoints,
+    Holding,
+    PublishedCheckpoint,
+    refuse_other_form,
+)
 from arrowstate.publish.manifests import (
     DATA,
     DELETED,
@@ -36,7 +50,7 @@ from arrowstate.publish.manifests import (
     read_list,
     read_manifest,
 )
-from arrowstate.publish.types import iceberg_schema
+from arrowstate.publish.types import TableForm, iceberg_schema
 from arrowstate.schema.fields import Field
 from arrowstate.storage.base import Outcome, Storage
 from arrowstate.storage.parallel import delete_all, in_parallel
@@ -48,13 +62,10 @@ _MOST_MANIFESTS = 8
 """With more manifests of data the smallest becomes part of the new one."""
 
 _VERSIONS_KEPT = 100
-_LONGEST_PROPERTIES = 1024
-"""Characters of the properties of a checkpoint that a snapshot repeats; longer ones stay in the store alone."""
 
 _CHECKSUM = "arrowstate.checksum"
 _NO_CHECKSUM = "0" * 32
-STORE, STORE_URL, OPERATOR, STATE = (f"arrowstate.{name}" for name in ("store-id", "store-url", "operator", "state"))
-NUMBER, ENTRY, CHECKPOINT = (f"arrowstate.{name}" for name in ("log-number", "log-entry", "checkpoint-id"))
+_STORE_URL = "arrowstate.store-url"
 
 MAIN = "main"
 """The branch of the newest checkpoint."""
@@ -83,6 +94,7 @@ class Files:
     bytes_written: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _known: dict[str, Any] = field(default_factory=dict)
+    _versions: dict[str, Any] = field(default_factory=dict)
 
     def put(self, path: str, data: bytes) -> str:
         """Write a file and return its URL."""
@@ -94,21 +106,30 @@ class Files:
     def manifests(self, snapshot: Json) -> list[Json]:
         """Return what the manifest list of a snapshot says."""
         path = snapshot["manifest-list"]
-        return self._once(path, lambda: read_list(self._read(path), path=path))
+        return self.once(path, lambda: read_list(self._read(path), path=path))
 
     def entries(self, manifest: Json) -> tuple[list[Entry], dict[str, str]]:
         """Return what `read_manifest` does."""
         path = manifest["manifest_path"]
         # A manifest has other row ids in a list that names it first.
         key = f"{path} {manifest.get('first_row_id')}"
-        return self._once(key, lambda: read_manifest(self._read(path), manifest))
+        return self.once(key, lambda: read_manifest(self._read(path), manifest))
 
     def own(self, path: str) -> str | None:
         """Return the path of a file of the target from its URL, None for one elsewhere."""
         start = f"{place_of(self.target)}/"
         return path.removeprefix(start) if path.startswith(start) else None
 
-    def _once(self, key: str, read: Callable[[], Any]) -> Any:
+    def keep(self, folder: str, version: Any) -> None:
+        """Keep the newest version of a table, which the next one follows."""
+        self._versions[folder] = version
+
+    def kept(self, folder: str) -> Any:
+        """Return what `keep` was given, None before."""
+        return self._versions.get(folder)
+
+    def once(self, key: str, read: Callable[[], Any]) -> Any:
+        """Return what was read by a key, read where it is not known."""
         if key not in self._known:
             if len(self._known) > 512:
                 self._known.clear()
@@ -122,31 +143,46 @@ class Files:
         return self.target.read(own)
 
 
-class PublishedCheckpoint(Struct, frozen=True):
-    """A checkpoint, and its tables."""
+class _Plan(Struct, frozen=True):
+    """What the next version of a table lists."""
 
-    entry: CommittedEntry
-    tables: CheckpointTables
+    base: Json | None
+    "The snapshot that the first new one changes."
+    kept: list[Json]
+    new: list[CommittedEntry]
+    "In the order of the log."
+    tags: dict[str, int]
+    "The number of the log entry of each tag of the store."
 
-    @property
-    def number(self) -> int:
-        return self.entry.document.number
-
-    @property
-    def snapshot_id(self) -> int:
-        """From the id of the commit, so that a checkpoint has one in all tables and by all publishers."""
-        return (xxhash.xxh3_64_intdigest(self.entry.document.commit_id.encode()) >> 1) or 1
+    def changes_nothing(self, before: Version) -> bool:
+        """Whether a version lists all that already."""
+        snapshots = before.metadata["snapshots"]
+        ids = {_number(item): item["snapshot-id"] for item in self.kept}
+        tags = {tag: ids[number] for tag, number in self.tags.items() if number in ids and tag != MAIN}
+        have = {tag: ref["snapshot-id"] for tag, ref in before.metadata["refs"].items() if tag != MAIN}
+        return not self.new and self.kept == snapshots and tags == have
 
 
 class Table:
     """An Iceberg table in a folder of a storage."""
 
-    def __init__(self, files: Files, store_id: str, store_url: str, uid: str, name: str, version: int) -> None:
-        self.uid, self.name = uid, name
-        self.folder = f"{uid}/{name}"
+    def __init__(
+        self,
+        files: Files,
+        store_id: str,
+        store_url: str,
+        name: tuple[str, str],
+        form: TableForm,
+        *,
+        history: int,
+        is_erasing: bool,
+    ) -> None:
+        self.uid, self.name = name
+        self.folder = "/".join(name)
         self._files = files
         self._store_id, self._store_url = store_id, store_url
-        self._format = version
+        self._form, self._format = form, form.version
+        self._history, self._is_erasing = history, is_erasing
 
     def newest(self) -> Version | None:
         """Return the newest version, None if there is none."""
@@ -156,6 +192,107 @@ class Table:
     def name_in_store(self) -> tuple[str, str]:
         """The operator uid and the name of the state."""
         return self.uid, self.name
+
+    def brought_forward(self, checkpoints: Checkpoints, holding: Holding) -> Brought | None:
+        """Bring the table to the newest checkpoint; return None where there is nothing to show."""
+        made = self._made_forward(checkpoints, holding)
+        if made is None:
+            before = self.newest() if self._is_erasing else None
+            if before is not None and self.is_own(before):
+                delete_all(self._files.target, self._files.target.list(f"{self.folder}/"))
+            return None
+        version, is_new = made
+        if self._is_erasing:
+            self.erase_others(version)
+        current = version.current
+        assert current is not None, "a version that was made here has a snapshot"
+        url = place_of(self._files.target, f"{self.folder}/metadata/v{version.number}.metadata.json")
+        checkpoint_id = int(current["summary"][CHECKPOINT])
+        return Brought(url, version.number, checkpoint_id, is_new, self._listed(version))
+
+    def listed(self) -> frozenset[int]:
+        """Return the numbers of the log entries whose checkpoints the table lists."""
+        version = self.newest()
+        return frozenset() if version is None else self._listed(version)
+
+    def _listed(self, version: Version) -> frozenset[int]:
+        return frozenset(map(_number, version.metadata["snapshots"]))
+
+    def _made_forward(self, checkpoints: Checkpoints, holding: Holding) -> tuple[Version, bool] | None:
+        """Return the version that has the newest checkpoint, and whether it was made here; None where there is none."""
+        # A manifest that goes on from another has the bounds of the files that it dropped.
+        is_damaged = self._is_erasing
+        for _ in range(ATTEMPTS):
+            before = self.newest()
+            if before is not None and (
+                _number(before.current) > checkpoints.newest.document.number
+                or not all(_is_held(item, holding) for item in before.metadata["snapshots"])
+            ):
+                # Another publisher knows of a later checkpoint, or the log has lost it.
+                checkpoints.look_again()
+                holding.look_again()
+            is_there = self.name_in_store in checkpoints.newest_tables.names
+            if before is None:
+                refuse_other_form(self._files.target, self.folder, "_delta_log")
+            else:
+                if not is_there and not self.is_own(before):
+                    return None
+                self.check(before)
+                self.delete_unneeded(before)
+            plan = self._plan(before, checkpoints, holding, begins_anew=is_damaged)
+            if not is_there and all(_is_empty(item) for item in plan.kept):
+                # It was dropped, and no checkpoint that is listed has a row of it.
+                return None
+            if before is not None and plan.changes_nothing(before):
+                return before, False
+            new = [item for item in plan.new if holding.hold(item, is_needed=item is checkpoints.newest)]
+            added = [PublishedCheckpoint(entry, checkpoints.tables(entry)) for entry in new]
+            try:
+                metadata = self.metadata_after(before, base=plan.base, kept=plan.kept, new=added, refs=plan.tags)
+            except MissingFileError:
+                if plan.base is None:
+                    raise
+                # Somebody deleted a manifest; the log has all that is needed.
+                is_damaged = True
+                continue
+            after = self.commit(before, metadata)
+            if after is not None:
+                return after, True
+        raise StorageError(self.folder, f"other publishers were first {ATTEMPTS} times; let one publish at a time")
+
+    def _plan(
+        self,
+        before: Version | None,
+        checkpoints: Checkpoints,
+        holding: Holding,
+        *,
+        begins_anew: bool,
+    ) -> _Plan:
+        """Return what the next version lists; it depends on the version before and on the store alone."""
+        newest = checkpoints.newest.document.number
+        listed = [] if before is None else [item for item in before.metadata["snapshots"] if _is_held(item, holding)]
+        base = None if before is None else before.current
+        is_moved = begins_anew or before is None or self.is_of_another_place(before)
+        if base is None or base not in listed or is_moved or _number(base) > newest:
+            # Nothing of the version can be gone on from: it was moved, or its checkpoints are gone.
+            listed, base = [], None
+        since = None if base is None else _number(base)
+        tags = {tag: entry for tag, entry in holding.tags.items() if entry.number <= newest and not self._is_erasing}
+        there = {_number(item) for item in listed}
+        new = {entry.document.number: entry for entry in checkpoints.after(since, self._history)}
+        for tagged in tags.values():
+            if tagged.number not in there and tagged.number not in new:
+                entry = checkpoints.at(tagged)
+                if entry is not None and self.name_in_store in checkpoints.tables(entry).names:
+                    new[tagged.number] = entry
+        if base is None:
+            new = {
+                number: entry for number, entry in new.items() if self.name_in_store in checkpoints.tables(entry).names
+            }
+        stay = set(sorted({*there, *new})[-self._history :]) | {tagged.number for tagged in tags.values()}
+        kept = [item for item in listed if _number(item) in stay]
+        added = [new[number] for number in sorted(new) if number in stay]
+        return _Plan(base, kept, added, {tag: entry.number for tag, entry in tags.items()})
 
     def is_own(self, version: Version) -> bool:
         """Whether this store has published the table."""
@@ -179,7 +316,7 @@ class Table:
         """Whether the store, or the table, has been moved since: then no file is where the version says."""
         metadata = version.metadata
         moved = metadata["location"] != place_of(self._files.target, self.folder)
-        return moved or metadata["properties"].get(STORE_URL) != self._store_url
+        return moved or metadata["properties"].get(_STORE_URL) != self._store_url
 
     def _known_files(self, snapshot: Json | None) -> set[str]:
         """Return the data files of a snapshot."""
@@ -295,7 +432,7 @@ class Table:
     def _properties(self) -> dict[str, str]:
         return {
             STORE: self._store_id,
-            STORE_URL: self._store_url,
+            _STORE_URL: self._store_url,
             OPERATOR: self.uid,
             STATE: self.name,
             # The files belong to the store; an engine that expires snapshots must not delete them.
@@ -308,7 +445,7 @@ class Table:
         sequence, snapshot_id = metadata["last-sequence-number"], checkpoint.snapshot_id
         content = None
         if self.name_in_store in checkpoint.tables.names:
-            content = checkpoint.tables.content(*self.name_in_store, self._format, self._known_files(base), sequence)
+            content = checkpoint.tables.content(*self.name_in_store, self._form, self._known_files(base), sequence)
         if content is None:
             schema = next(item for item in metadata["schemas"] if item["schema-id"] == metadata["current-schema-id"])
         else:
@@ -439,6 +576,18 @@ class _Building:
         ]
 
 
+def _number(snapshot: Json | None) -> int:
+    return -1 if snapshot is None else int(snapshot["summary"][NUMBER])
+
+
+def _is_held(snapshot: Json, holding: Holding) -> bool:
+    return holding.has(_number(snapshot), snapshot["summary"][ENTRY])
+
+
+def _is_empty(snapshot: Json) -> bool:
+    return bool(snapshot["summary"]["total-data-files"] == "0")
+
+
 def newest_version(target: Storage, folder: str) -> Version | None:
     """Return the newest version of a table in a folder, None if there is none."""
     number = hinted_version(target, folder)
@@ -560,18 +709,10 @@ def _summary(checkpoint: PublishedCheckpoint, building: _Building, files: Mappin
         operation = "replace"
     elif not building.removed and not any(file.pieces for file in files.values()):
         operation = "append"
-    out = {
+    return {
         "operation": operation,
-        CHECKPOINT: str(document.checkpoint_id),
-        NUMBER: str(document.number),
-        ENTRY: checkpoint.entry.xxh3_128,
+        **checkpoint.described(),
         "total-records": str(sum(file.rows for file in files.values())),
         "total-data-files": str(len(files)),
         "arrowstate.live-rows": str(sum(file.live_rows for file in files.values())),
     }
-    if document.watermark is not None:
-        out["arrowstate.watermark-ms"] = str(document.watermark)
-    properties = json.dumps(document.properties, separators=(",", ":"))
-    if document.properties and len(properties) <= _LONGEST_PROPERTIES:
-        out["arrowstate.properties"] = properties
-    return out

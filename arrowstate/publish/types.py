@@ -7,18 +7,24 @@ twin: a Parquet file with the same rows under the same numbers, in types that al
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
+from msgspec import Struct
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.fields import Field, fields_of, inner_fields
 from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument
 from arrowstate_formats.state_columns import FIELD_ID_KEY, HIDDEN_FIELD_IDS, with_inner_fields
 from arrowstate_formats.stored_types import converted
+
+TableFormat: TypeAlias = Literal["iceberg", "delta"]
 
 _FIRST_OWN_ID = 1_000_000_000
 """Ids from here on are given to fields inside columns to which an early writer gave none."""
@@ -57,11 +63,92 @@ _PLAIN: Mapping[pa.DataType, pa.DataType] = {
 }
 """What stands in a twin for a type that some reader lacks or gets wrong."""
 
+_DELTA_LEAVES: Mapping[pa.DataType, str] = {
+    pa.bool_(): "boolean",
+    pa.int8(): "byte",
+    pa.int16(): "short",
+    pa.int32(): "integer",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.date32(): "date",
+    pa.timestamp("us"): "timestamp_ntz",
+    pa.timestamp("us", _UTC): "timestamp",
+    **dict.fromkeys([pa.string(), pa.large_string(), pa.string_view()], "string"),
+    **dict.fromkeys([pa.binary(), pa.large_binary(), pa.binary_view()], "binary"),
+}
+
+
+class KnownTypes(Struct, frozen=True):
+    """The types that readers of a format know."""
+
+    leaves: Mapping[pa.DataType, str]
+    "The name of each in the format."
+    plain: Mapping[pa.DataType, pa.DataType]
+    "What stands in a twin for another."
+    has_fixed_binary: bool
+
+
+ICEBERG = KnownTypes(_LEAVES, _PLAIN, has_fixed_binary=True)
+DELTA = KnownTypes(
+    _DELTA_LEAVES,
+    {
+        **_PLAIN,
+        pa.uint8(): pa.int16(),
+        # Delta has no times of day.
+        **dict.fromkeys([pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")], pa.int64()),
+    },
+    has_fixed_binary=False,
+)
+
 _READ_AS_THEY_ARE = frozenset({pa.int8(), pa.int16(), pa.uint8(), pa.uint16(), pa.string_view(), pa.binary_view()})
 """Types that readers take from a run file as their plain type."""
 
+_SIGNS = re.compile(r"[ ,;{}()\n\t=]")
+"""What the name of a column of Delta may not have."""
+
 _DEFAULTS = frozenset({"boolean", "int", "long", "float", "double", "string"})
 """Types whose defaults every reader of version 3 gives to the rows of earlier files."""
+
+
+class TableForm(Struct, frozen=True):
+    """A format of tables in one of its versions: what its readers can read."""
+
+    format: TableFormat
+    version: int
+    "3, or 2 for readers that know no deletion vectors."
+
+    @property
+    def types(self) -> KnownTypes:
+        return DELTA if self.format == "delta" else ICEBERG
+
+    @property
+    def has_run_files(self) -> bool:
+        """Whether a table may name files in the folder of the store."""
+        return self.format == "iceberg"
+
+    @property
+    def has_dead_rows(self) -> bool:
+        """Whether a table says beside a file which of its rows are dead."""
+        return self.format == "iceberg" or self.version >= 3
+
+    def can_read(self, stored: Sequence[Field], current: Sequence[Field]) -> bool:
+        """Whether readers get the rows of a file with the stored columns right when they go by the current schema."""
+        if self.format == "delta":
+            return has_names_of(stored, current, DELTA)
+        return can_read(stored, current, self.version)
+
+    def check(self, fields: Sequence[Field], what: str) -> None:
+        """Refuse a column that no table of the form can hold."""
+        if self.format == "delta":
+            delta_schema(fields, what)
+        else:
+            iceberg_schema(fields, self.version)
+
+    def digest_of(self, fields: Sequence[Field]) -> str:
+        """Return a text that two lists of columns have where they are the same in twins."""
+        schema = delta_schema(fields, "") if self.format == "delta" else iceberg_schema(fields, 2)
+        return xxhash.xxh3_64_hexdigest(json.dumps(schema).encode())[:8]
 
 
 def table_fields(columns: Sequence[FieldDocument], hidden: Sequence[str]) -> list[Field]:
@@ -88,24 +175,24 @@ def _has_ids(item: FieldDocument | NestedFieldDocument, kind: pa.DataType) -> bo
     )
 
 
-def plain_type(kind: pa.DataType, what: str) -> pa.DataType:
+def plain_type(kind: pa.DataType, what: str, known: KnownTypes = ICEBERG) -> pa.DataType:
     """Return the type that stands in a twin for a type, at any depth; `what` names the column in an error."""
     types = pa.types
     if types.is_nested(kind):
-        fields = [field.with_type(plain_type(field.type, what)) for field in inner_fields(kind)]
+        fields = [field.with_type(plain_type(field.type, what, known)) for field in inner_fields(kind)]
         if types.is_struct(kind) or types.is_map(kind):
             return with_inner_fields(kind, fields)
         return pa.list_(fields[0])
-    if kind in _LEAVES:
+    if kind in known.leaves:
         return kind
-    if kind in _PLAIN:
-        return _PLAIN[kind]
+    if kind in known.plain:
+        return known.plain[kind]
     if types.is_timestamp(kind):
         return pa.timestamp("us", None if kind.tz is None else _UTC)
     if types.is_duration(kind):
         return pa.int64()
     if types.is_fixed_size_binary(kind) and not types.is_decimal(kind):
-        return kind
+        return kind if known.has_fixed_binary else pa.binary()
     if types.is_decimal(kind) and kind.precision <= 38 and 0 <= kind.scale <= kind.precision:
         return pa.decimal128(kind.precision, kind.scale)
     raise InvalidInputError(
@@ -123,13 +210,13 @@ def is_read_as_it_is(kind: pa.DataType) -> bool:
     return is_plain or kind in _READ_AS_THEY_ARE or (pa.types.is_fixed_size_binary(kind))
 
 
-def changes_of(field: Field) -> str | None:
+def changes_of(field: Field, known: KnownTypes = ICEBERG) -> str | None:
     """Return what a reader sees instead of the values of a column, None where it sees the values."""
-    kind, plain = field.type, plain_type(field.type, field.name)
+    kind, plain = field.type, plain_type(field.type, field.name, known)
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         return "timestamps of nanoseconds, cut to microseconds"
-    if pa.types.is_duration(kind) or kind == pa.time64("ns"):
-        return f"{kind} as whole numbers of {kind.unit if pa.types.is_duration(kind) else 'ns'}"
+    if plain == pa.int64() and (pa.types.is_duration(kind) or pa.types.is_time(kind)):
+        return f"{kind} as whole numbers of {kind.unit}"
     return f"{kind} as {plain}" if not is_read_as_it_is(kind) else None
 
 
@@ -173,6 +260,55 @@ def _iceberg_type(field: Field, version: int) -> Any:
     return f"fixed[{kind.byte_width}]"
 
 
+def delta_schema(fields: Sequence[Field], what: str, *, in_twins: bool = True) -> dict[str, Any]:
+    """Return columns in the JSON of Delta, as they are stored or as they are in twins."""
+    for field in fields:
+        if _SIGNS.search(field.name):
+            raise InvalidInputError(
+                f"{what} has the column {field.name!r}, and a name in Delta has no space and none of ,;{{}}()=; "
+                "rename the column, write the savepoint without delta, or publish the store as Iceberg tables"
+            )
+    return {
+        "type": "struct",
+        "fields": [
+            {
+                "name": field.name,
+                "type": _delta_type(field, f"{what}.{field.name}", in_twins=in_twins),
+                "nullable": field.nullable,
+                "metadata": {"comment": seen} if in_twins and (seen := changes_of(field, DELTA)) is not None else {},
+            }
+            for field in fields
+        ],
+    }
+
+
+def _delta_type(field: Field, what: str, *, in_twins: bool) -> Any:
+    kind, types = plain_type(field.type, what, DELTA) if in_twins else field.type, pa.types
+    if types.is_struct(kind):
+        return delta_schema(field.children, what, in_twins=in_twins)
+    if types.is_map(kind):
+        key, value = field.children
+        inner = _delta_type(value, what, in_twins=in_twins)
+        return {
+            "type": "map",
+            "keyType": _delta_type(key, what, in_twins=in_twins),
+            "valueType": inner,
+            "valueContainsNull": value.nullable,
+        }
+    if types.is_list(kind) or types.is_large_list(kind):
+        (element,) = field.children
+        inner = _delta_type(element, what, in_twins=in_twins)
+        return {"type": "array", "elementType": inner, "containsNull": element.nullable}
+    if types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
+        return f"decimal({kind.precision},{kind.scale})"
+    if kind not in DELTA.leaves:
+        raise InvalidInputError(
+            f"{what} has the type {kind}, for which Delta has none; write the savepoint without delta, or publish the "
+            "store as Iceberg tables by store.publish"
+        )
+    return DELTA.leaves[kind]
+
+
 def default_of(field: Field) -> Any:
     """Return the default of a field in Iceberg's JSON, None where it has none that every reader applies."""
     if field.default is None or not field.default.is_valid()[0].as_py():
@@ -209,15 +345,35 @@ def _can_read(stored: Field | None, current: Field, version: int) -> bool:
     return before == after or (names[0] == names[1] is not None) or names in (("int", "long"), ("float", "double"))
 
 
-def twin_schema(fields: Sequence[Field]) -> pa.Schema:
+def has_names_of(stored: Sequence[Field], current: Sequence[Field], known: KnownTypes) -> bool:
+    """Whether readers that go by names get the rows of a file with the stored columns right by the current schema."""
+    by_name = {field.name: field for field in stored}
+    for field in current:
+        old = by_name.get(field.name)
+        if old is None:
+            if not field.nullable or (field.default is not None and field.default.is_valid()[0].as_py()):
+                return False
+        elif _ids_and_types([old], known) != _ids_and_types([field], known):
+            return False
+    return True
+
+
+def _ids_and_types(fields: Sequence[Field], known: KnownTypes) -> list[Any]:
+    return [
+        (field.id, field.name, str(plain_type(field.type, field.name, known)), _ids_and_types(field.children, known))
+        for field in fields
+    ]
+
+
+def twin_schema(fields: Sequence[Field], known: KnownTypes = ICEBERG) -> pa.Schema:
     """Return the columns of a twin, with the id of each field at any depth."""
-    return pa.schema([_twin_field(field) for field in fields])
+    return pa.schema([_twin_field(field, known) for field in fields])
 
 
-def _twin_field(field: Field) -> pa.Field:
-    kind = plain_type(field.type, field.name)
+def _twin_field(field: Field, known: KnownTypes) -> pa.Field:
+    kind = plain_type(field.type, field.name, known)
     if field.children:
-        kind = with_inner_fields(kind, [_twin_field(child) for child in field.children])
+        kind = with_inner_fields(kind, [_twin_field(child, known) for child in field.children])
     return pa.field(field.name, kind, field.nullable, {FIELD_ID_KEY: str(field.id)})
 
 
@@ -238,6 +394,6 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
         # Downwards, before 1970 too.
         array = pc.floor_temporal(array.cast(pa.timestamp("ns")), unit="microsecond")
         return array.cast(pa.timestamp("us")).cast(pa.int64()).view(kind)
-    if pa.types.is_duration(own) or own == pa.time64("ns"):
-        return array.view(pa.int64())
+    if kind == pa.int64() and (pa.types.is_duration(own) or pa.types.is_time(own)):
+        return array.view(pa.int32()).cast(kind) if pa.types.is_time32(own) else array.view(kind)
     return array.cast(kind)

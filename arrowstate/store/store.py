@@ -42,10 +42,10 @@ from arrowstate.publish.publication import (
     DEFAULT_HISTORY,
     Publication,
     Publish,
-    TableFormat,
     check_publish,
     open_publisher,
 )
+from arrowstate.publish.types import TableFormat
 from arrowstate.query.difference import Difference
 from arrowstate.query.health import Health, health_of
 from arrowstate.schema.descriptors import StateDescriptor
@@ -1229,26 +1229,27 @@ class StateStore:
     ) -> Publication:
         """Publish the newest checkpoint as open tables, which engines read without this package.
 
-        There is an Iceberg table for each keyed state and each output table, in the folder `<to>/<operator>/<state>`.
-        Run files of Parquet are part of the tables as they are, others get a twin in Parquet beside the metadata. A
-        call writes what has changed since the one before, and nothing if nothing has. It may be made by any process, as
-        often as wanted, by several at once, and again after it failed; the log of the store alone decides what is
-        published.
+        There is a table for each keyed state and each output table, in the folder `<to>/<operator>/<state>`. In a table
+        of Iceberg, run files of Parquet are part of it as they are, and others get a twin in Parquet beside the
+        metadata. In a table of Delta Lake every run has a twin, so that the folder is whole by itself. A call writes
+        what has changed since the one before, and nothing if nothing has. It may be made by any process, as often as
+        wanted, by several at once, and again after it failed; the log of the store alone decides what is published.
 
         Parameters
         ----------
         to
             A folder or URL outside of the store.
         format
-            "iceberg".
+            "iceberg", or "delta" for tables of Delta Lake, which need a place of their own.
         version
-            3 has deletion vectors in Puffin files and defaults of columns; 2 has position deletes in Parquet, for
-            engines that do not read version 3.
+            3 has deletion vectors, and in Iceberg defaults of columns. 2 is for engines that do not read them: Iceberg
+            has position deletes in Parquet then, and Delta writes a file anew when rows of it die.
         states
             "operator.state", or (operator, state), of each table to publish; all by default.
         history
-            So many checkpoints the tables list for time travel, 1 or more, beside those with a tag, which the tables
-            have as tags of the same name. A listed checkpoint is held by a tag `published-...` of the store, so that no
+            So many checkpoints the tables list for time travel, 1 or more. Iceberg lists those with a tag, too, and has
+            the tags. Delta has no tags; its versions go ten at a time, so there may be up to nine more of them. A
+            listed checkpoint is held by a tag `published-...` of the store, so that no
             collection takes its files; the tag is removed when the tables list the checkpoint no more.
         storage_options
             As in `open_store`; by default those of this store for a place in the same object storage.
@@ -1256,7 +1257,7 @@ class StateStore:
         Returns
         -------
         Publication
-            `tables`, with the URL of the newest metadata of each as `metadata`.
+            `tables`, with the URL of the newest metadata of each, or of the folder of a Delta table, as `metadata`.
 
         Raises
         ------
@@ -1265,8 +1266,8 @@ class StateStore:
         NotFoundError
             If a state of `states` is neither in the newest checkpoint nor published.
         InvalidInputError
-            If the place is inside the store, or has tables of another store or of another version of Iceberg; or if a
-            column has a type that no open table has. Nothing is published then.
+            If the place is inside the store, or has tables of another store, format or version; or if a column has a
+            type that no open table has, or a name that Delta does not take. Nothing is published then.
         StorageError, StorageFullError
             If a file cannot be written. What was published before stays; the next call goes on.
 

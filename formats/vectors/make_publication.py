@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import arrowstate
-from arrowstate.publish import content, publication
+from arrowstate.publish import content, held, publication
 from arrowstate.store import StateStore
 
 FOLDER = Path(__file__).with_name("publication")
@@ -31,7 +31,7 @@ def main() -> int:
     real = f"file://{FOLDER}"
     # What is written says /example, whatever folder it is made in.
     moved = lambda storage, path="": place_of(storage, path).replace(real, f"file://{PLACE}")  # noqa: E731
-    for module in (content, publication, sys.modules["arrowstate.publish.table"]):
+    for module in (content, held, publication, sys.modules["arrowstate.publish.table"]):
         module.place_of = moved  # type: ignore[attr-defined]
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=128)
     old = pa.struct([("amount", pa.int32()), ("at", pa.timestamp("ms"))])

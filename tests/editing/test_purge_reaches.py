@@ -17,6 +17,7 @@ import arrowstate
 from arrowstate_formats.documents import decode_inline
 from every_kind import small_files
 from stores import USER, commit, texts_of
+from table_readers import by_deltalake
 
 SECRET = "ann-of-the-lake"
 MAIL = arrowstate.ValueStateDescriptor("mail", pa.string())
@@ -250,17 +251,24 @@ def test_no_local_copy_of_a_purged_file_is_left_in_the_temporary_folder(tmp_path
     assert holders(tmp_path) == []
 
 
-@pytest.mark.parametrize("version", [2, 3])
+def rows_of(publication):
+    if publication.tables[0].metadata.endswith(".json"):
+        return StaticTable.from_metadata(publication.tables[0].metadata).scan().to_arrow().to_pylist()
+    return by_deltalake(publication.tables[0].metadata, None)
+
+
+@pytest.mark.parametrize("tables", [("iceberg", 2), ("iceberg", 3), ("delta", 2), ("delta", 3)], ids=str)
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
-def test_what_was_published_shows_the_purged_checkpoint_alone_and_nothing_else_is_left_there(tmp_path, format, version):
+def test_what_was_published_shows_the_purged_checkpoint_alone_and_nothing_else_is_left_there(tmp_path, format, tables):
+    asked = dict(zip(("format", "version"), tables, strict=True))
     with small_files():
         store = fill(
             tmp_path / "store",
             format=format,
-            before=lambda store: store.publish(tmp_path / "tables", version=version),
+            before=lambda store: store.publish(tmp_path / "tables", **asked),
             properties={"vip": SECRET},
         )
-        store.publish(tmp_path / "tables", version=version)
+        store.publish(tmp_path / "tables", **asked)
         # Of a publication that was killed.
         (tmp_path / "tables/op/mail/data").mkdir(exist_ok=True)
         (tmp_path / "tables/op/mail/data/left.parquet").write_bytes(SECRET.encode())
@@ -271,9 +279,28 @@ def test_what_was_published_shows_the_purged_checkpoint_alone_and_nothing_else_i
     assert report.published == ()
     assert report.is_done, str(report)
     assert holders(tmp_path) == []
-    publication = store.publish(tmp_path / "tables", version=version)
+    publication = store.publish(tmp_path / "tables", **asked)
     assert not publication.tables[0].is_new
-    assert SECRET not in str(StaticTable.from_metadata(publication.tables[0].metadata).scan().to_arrow().to_pylist())
+    assert "user-3" in str(rows_of(publication))
+    assert SECRET not in str(rows_of(publication))
+
+
+@pytest.mark.parametrize("format", ["iceberg", "delta"])
+def test_a_purge_reaches_the_table_of_a_state_that_the_newest_checkpoint_does_not_have(tmp_path, format):
+    with small_files():
+        store = fill(tmp_path / "store", before=lambda store: store.publish(tmp_path / "tables", format=format))
+        backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=8)
+        backend.state(arrowstate.ReducingStateDescriptor("visits", pa.int64(), reduce="sum")).add_batch(["bob"], [1])
+        commit(store, {"op": [backend]}, allow_dropped_state=True)
+        assert holders(tmp_path / "tables") != []
+
+        with store.edit() as edit:
+            edit.delete("op.visits", where="visits > 0")
+            report = edit.purge()
+
+    assert report.is_done, str(report)
+    assert holders(tmp_path) == []
+    assert [table.state for table in store.publish(tmp_path / "tables", format=format).tables] == ["visits"]
 
 
 def test_a_publication_that_cannot_be_reached_is_in_the_report(tmp_path):

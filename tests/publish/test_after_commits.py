@@ -10,9 +10,9 @@ from arrowstate.cli import main
 from arrowstate.cli import publish as command
 from arrowstate.errors import InvalidInputError
 from arrowstate.runtime import Job, OutputTable, TableSource
-from publications import compared, metadata_of
+from publications import compared, compared_delta, metadata_of
 from stores import TOTAL, commit, totals_from
-from table_readers import by_pyiceberg
+from table_readers import by_deltalake, by_pyiceberg
 
 
 def test_a_writer_publishes_each_checkpoint_that_it_commits(tmp_path):
@@ -119,3 +119,22 @@ def test_the_command_publishes_and_watches(tmp_path, capsys, monkeypatch):
     lines = [line for line in capsys.readouterr().out.splitlines() if "op.total" in line]
     assert (code, len(lines)) == (130, 2)
     assert compared(store, store.publish(tmp_path / "tables", version=2), by_pyiceberg) == 2
+
+
+@pytest.mark.parametrize("version", [3, 2])
+def test_delta_is_published_by_a_command_and_by_a_writer(tmp_path, capsys, version):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = totals_from()
+    publish = arrowstate.Publish(to=tmp_path / "tables", format="delta", version=version)
+    with store.writer(publish=publish) as writer:
+        for number in range(2):
+            backend.state(TOTAL).add_batch(pa.array([number]), pa.array([1]))
+            writer.checkpoint({"op": [backend]})
+
+    given = ["--delta"] if version == 3 else ["--delta", "2"]
+    code = main(["publish", store.url, "--to", str(tmp_path / "tables"), *given])
+
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "op.total" in line]
+    assert code == 0
+    assert f" file://{tmp_path}/tables/op/total " in line
+    assert compared_delta(store, store.publish(tmp_path / "tables", format="delta", version=version), by_deltalake) == 2

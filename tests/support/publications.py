@@ -4,13 +4,16 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import arrowstate
-from arrowstate.publish.publication import OWN_TAGS
-from arrowstate.publish.types import plain_array, plain_type
+from arrowstate.publish.delta_table import _from_z85
+from arrowstate.publish.held import OWN_TAGS
+from arrowstate.publish.types import DELTA, ICEBERG, KnownTypes, plain_array, plain_type
 from every_kind import FORMATS, UID, Job
 from table_readers import Rows, by_arrow
 
@@ -34,13 +37,13 @@ FORMS = (
 """What the state `purchase` is: a field is renamed, added with a default, widened, dropped, and its name used again."""
 
 
-def expected(snapshot: arrowstate.Snapshot, state: str, columns: list[str]) -> Rows:
+def expected(snapshot: arrowstate.Snapshot, state: str, columns: list[str], known: KnownTypes = ICEBERG) -> Rows:
     """The rows that a table must show of a checkpoint, those that have expired too, in the types of open tables."""
     table = snapshot.to_arrow(state, columns=columns, expired=True).combine_chunks()
     arrays = [
-        pa.chunked_array([plain_array(chunk, plain_type(chunk.type, name), name) for chunk in column.chunks])
+        pa.chunked_array([plain_array(chunk, plain_type(chunk.type, name, known), name) for chunk in column.chunks])
         if column.num_chunks
-        else pa.chunked_array([], plain_type(column.type, name))
+        else pa.chunked_array([], plain_type(column.type, name, known))
         for name, column in zip(table.column_names, table.columns, strict=True)
     ]
     return by_arrow(pa.table(arrays, names=table.column_names))
@@ -83,6 +86,67 @@ def compared(
         refs = {tag: by_id[ref["snapshot-id"]] for tag, ref in metadata["refs"].items() if tag != "main"}
         assert refs == {tag: tags[tag] for tag in refs}
         assert by_id[metadata["refs"]["main"]["snapshot-id"]] == store.latest().checkpoint_id
+    return count
+
+
+class Shown(NamedTuple):
+    """A version of a Delta table that can be read."""
+
+    version: int
+    number: int
+    "That of the log entry whose checkpoint it shows."
+    columns: list[str]
+    files: set[str]
+    "In the folder of the table."
+
+
+def shown(folder: Path) -> list[Shown]:
+    """What the log of a Delta table says, commit by commit after the first checkpoint of it."""
+    log = folder / "_delta_log"
+    adds: dict[str, dict[str, Any]] = {}
+    schema, found = "", []
+    commits = sorted(log.glob("*.json"))
+    start = log / f"{commits[0].stem}.checkpoint.parquet"
+    if int(commits[0].stem):
+        for row in pq.read_table(start).to_pylist():
+            adds |= {} if row["add"] is None else {row["add"]["path"]: row["add"]}
+            schema = schema if row["metaData"] is None else row["metaData"]["schemaString"]
+    for commit in commits:
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        for action in actions:
+            adds.pop(action.get("remove", {}).get("path"), None)
+        for action in actions:
+            adds |= {action["add"]["path"]: action["add"]} if "add" in action else {}
+            schema = action["metaData"]["schemaString"] if "metaData" in action else schema
+        said = actions[0]["commitInfo"]["operationParameters"]
+        vectors = [item["deletionVector"] for item in adds.values() if item.get("deletionVector")]
+        names = {f"deletion_vector_{UUID(bytes=_from_z85(item['pathOrInlineDv']))}.bin" for item in vectors}
+        columns = [item["name"] for item in json.loads(schema)["fields"]]
+        found.append(Shown(int(commit.stem), int(said["arrowstate.log-number"]), columns, {*adds, *names}))
+    return found
+
+
+def compared_delta(
+    store: arrowstate.StateStore,
+    publication: arrowstate.Publication,
+    read: Callable[[str, int | None], Rows],
+    *,
+    newest_only: bool = False,
+) -> int:
+    """Compare each version of each Delta table with the store; return how many were."""
+    entries = {entry.document.number: entry.document for entry in store._log.history().checkpoints()}
+    count = 0
+    for table in publication.tables:
+        versions = shown(Path(table.metadata.removeprefix("file://")))
+        assert [item.version for item in versions][-1] == table.version
+        for item in versions[-1:] if newest_only else versions:
+            name, entry = f"{table.operator}.{table.state}", entries[item.number]
+            snapshot = store.snapshot_of(entry)
+            wanted = expected(snapshot, name, item.columns, DELTA) if name in snapshot.states() else []
+            found = read(table.metadata, item.version)
+            assert found == wanted, (name, item.version, len(found), len(wanted), found[:2], wanted[:2])
+            count += 1
+        assert store.snapshot_of(entries[versions[-1].number]).checkpoint_id == store.latest().checkpoint_id
     return count
 
 
@@ -195,6 +259,7 @@ class History:
             self.checkpoint()
         return what
 
-    def publish(self, version: int, history: int = 3) -> arrowstate.Publication:
-        """Publish all, to a place for the version of Iceberg."""
-        return self.store.publish(self.folder / f"tables-{version}", version=version, history=history)
+    def publish(self, version: int, history: int = 3, format: str = "iceberg") -> arrowstate.Publication:
+        """Publish all, to a place for the format and its version."""
+        place = self.folder / f"{'tables' if format == 'iceberg' else format}-{version}"
+        return self.store.publish(place, format=format, version=version, history=history)

@@ -1,5 +1,7 @@
 """Engines that read open tables, each as a function from the URL of the metadata and a snapshot to rows.
 
+Those of Delta take the URL of the folder and a version.
+
 Also a program: `python table_readers.py READER < requests`, for engines that need an environment of their own. It reads
 a line of JSON for each request, and answers each by a line.
 """
@@ -73,7 +75,7 @@ def _duckdb() -> Any:
     import duckdb
 
     connection = duckdb.connect()
-    for name in ("avro", "iceberg"):
+    for name in ("avro", "iceberg", "delta"):
         folder = Path(__import__(f"duckdb_extension_{name}").__file__).parent
         (file,) = folder.rglob("*.duckdb_extension")
         connection.execute(f"INSTALL '{file}'; LOAD {name}")
@@ -105,12 +107,51 @@ def by_daft(metadata: str, snapshot: int | None) -> Rows:
     return by_arrow(frame.to_arrow())
 
 
+def by_deltalake(folder: str, version: int | None) -> Rows:
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
+
+    query = QueryBuilder().register("t", DeltaTable(folder, version=version)).execute("SELECT * FROM t")
+    return by_arrow(pa.table(query))
+
+
+def by_polars_delta(folder: str, version: int | None) -> Rows:
+    import polars as pl
+
+    return by_arrow(pl.scan_delta(folder, version=version).collect().to_arrow())
+
+
+def by_duckdb_delta(folder: str, version: int | None) -> Rows:
+    at = "" if version is None else f", version = {version}"
+    return by_arrow(_duckdb().execute(f"SELECT * FROM delta_scan('{folder}'{at})").to_arrow_table())
+
+
+def by_clickhouse_delta(folder: str, version: int | None) -> Rows:
+    import chdb
+    import pyarrow as pa
+
+    at = "" if version is None else f" SETTINGS delta_lake_snapshot_version = {version}"
+    answer = chdb.query(f"SELECT * FROM deltaLakeLocal('{folder.removeprefix('file://')}'){at}", "ArrowTable")
+    return by_arrow(answer if isinstance(answer, pa.Table) else answer.to_arrow())
+
+
+def by_daft_delta(folder: str, version: int | None) -> Rows:
+    import daft
+
+    return by_arrow(daft.read_deltalake(folder, version=version).to_arrow())
+
+
 READERS: dict[str, Callable[[str, int | None], Rows]] = {
     "pyiceberg": by_pyiceberg,
     "polars": by_polars,
     "duckdb": by_duckdb,
     "clickhouse": by_clickhouse,
     "daft": by_daft,
+    "deltalake": by_deltalake,
+    "polars-delta": by_polars_delta,
+    "duckdb-delta": by_duckdb_delta,
+    "clickhouse-delta": by_clickhouse_delta,
+    "daft-delta": by_daft_delta,
 }
 
 

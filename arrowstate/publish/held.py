@@ -1,0 +1,216 @@
+"""Checkpoints as publications see them: which there are, what tables they have, and the tags that hold them.
+
+Each checkpoint that a table lists is held by a tag of the publication, which is put before the table names the
+checkpoint and removed after the table names it no more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+
+import xxhash
+from msgspec import Struct
+
+from arrowstate.errors import CheckpointNotFoundError, CollectedError, CorruptDataError, InvalidInputError
+from arrowstate.files.references import ReferenceReader
+from arrowstate.log.collected import reading_checkpoint
+from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import CommittedEntry
+from arrowstate.log.pins import TAG_FOLDER, put_tag, read_pins, read_tag
+from arrowstate.publish.content import CheckpointTables, place_of
+from arrowstate.publish.types import TableForm
+from arrowstate.storage.base import Storage, listed_level
+from arrowstate_formats.documents import ParentDocument
+
+OWN_TAGS = "published-"
+"""How the names of tags begin that hold what a publication lists."""
+PLACE_KEY = "arrowstate.publication"
+"""The extension of such a tag that says where the tables are."""
+NUMBER, ENTRY, CHECKPOINT = (f"arrowstate.{name}" for name in ("log-number", "log-entry", "checkpoint-id"))
+"""By these names a table says which checkpoint a version of it shows."""
+STORE, OPERATOR, STATE = (f"arrowstate.{name}" for name in ("store-id", "operator", "state"))
+"""By these names a table says what it shows."""
+ATTEMPTS = 100
+
+_LONGEST_PROPERTIES = 1024
+"""Characters of the properties of a checkpoint that a table repeats; longer ones stay in the store alone."""
+
+
+class PublishedCheckpoint(Struct, frozen=True):
+    """A checkpoint, and its tables."""
+
+    entry: CommittedEntry
+    tables: CheckpointTables
+
+    @property
+    def number(self) -> int:
+        return self.entry.document.number
+
+    @property
+    def snapshot_id(self) -> int:
+        """From the id of the commit, so that a checkpoint has one in all tables and by all publishers."""
+        return (xxhash.xxh3_64_intdigest(self.entry.document.commit_id.encode()) >> 1) or 1
+
+    def described(self) -> dict[str, str]:
+        """Return what a table says of it."""
+        document = self.entry.document
+        out = {
+            CHECKPOINT: str(document.checkpoint_id),
+            NUMBER: str(document.number),
+            ENTRY: self.entry.xxh3_128,
+        }
+        if document.watermark is not None:
+            out["arrowstate.watermark-ms"] = str(document.watermark)
+        properties = json.dumps(document.properties, separators=(",", ":"))
+        if document.properties and len(properties) <= _LONGEST_PROPERTIES:
+            out["arrowstate.properties"] = properties
+        return out
+
+
+class Brought(Struct, frozen=True):
+    """A table after it was brought forward."""
+
+    url: str
+    "By which engines find it."
+    version: int
+    checkpoint_id: int
+    is_new: bool
+    "Whether a version was made."
+    listed: frozenset[int]
+    "The numbers of the log entries whose checkpoints can be read."
+
+
+def refuse_other_form(target: Storage, folder: str, sign: str) -> None:
+    """Refuse a folder with a table of the other format, which `sign` begins."""
+    if sign in listed_level(target, folder)[0]:
+        raise InvalidInputError(
+            f"{place_of(target, folder)} has a table of another format; publish to another place, or delete the folder"
+        )
+
+
+class Checkpoints:
+    """The checkpoints of a store as tables; each is read once."""
+
+    def __init__(self, storage: Storage, target: Storage, log: CommitLog) -> None:
+        self._storage, self._target, self._log = storage, target, log
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Take the log as it is now."""
+        self._walk = self._log.history().checkpoints()
+        newest = next(self._walk, None)
+        if newest is None:
+            raise CheckpointNotFoundError(None, [])
+        self.newest = newest
+        self._walked = [newest]
+        self._tables: dict[int, CheckpointTables] = {}
+
+    @property
+    def newest_tables(self) -> CheckpointTables:
+        return self.tables(self.newest)
+
+    def tables(self, entry: CommittedEntry) -> CheckpointTables:
+        """Return the tables of a checkpoint."""
+        number = entry.document.number
+        if number not in self._tables:
+            self._tables[number] = CheckpointTables(self._storage, self._target, entry.document)
+        return self._tables[number]
+
+    def after(self, number: int | None, most: int) -> list[CommittedEntry]:
+        """Return the newest checkpoints after an entry, at most so many; after none the newest alone."""
+        if number is None:
+            return [self.newest]
+        while len(self._walked) < most and self._walked[-1].document.number > number:
+            following = next(self._walk, None)
+            if following is None:
+                break
+            self._walked.append(following)
+        return [entry for entry in self._walked[:most] if entry.document.number > number]
+
+    def checksum_at(self, number: int) -> str | None:
+        """Return the checksum of the entry that has a number, None if it is gone."""
+        entry = self.newest if number == self.newest.document.number else self._log.get(number)
+        return None if entry is None else entry.xxh3_128
+
+    def at(self, place: ParentDocument) -> CommittedEntry | None:
+        """Return an entry, None if it is gone."""
+        entry = self._log.get(place.number)
+        return None if entry is None or entry.as_parent != place else entry
+
+
+class Holding:
+    """The tags by which a publication holds the checkpoints that it lists, and those of everybody else."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        target: Storage,
+        form: TableForm,
+        clock_ms: Callable[[], int],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._storage, self._clock_ms, self._new_id = storage, clock_ms, new_id
+        self._says = {PLACE_KEY: {"url": place_of(target), "format": form.format, "version": form.version}}
+        self._start = f"{OWN_TAGS}{xxhash.xxh3_64_hexdigest(place_of(target).encode())[:8]}-"
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Take the tags as they are now."""
+        pins = {pin.tag: pin.entry for pin in read_pins(self._storage) if pin.tag is not None}
+        self._held = {tag: entry for tag, entry in pins.items() if tag.startswith(self._start)}
+        self.tags = {tag: entry for tag, entry in pins.items() if not tag.startswith(OWN_TAGS)}
+
+    def has(self, number: int, digest: str) -> bool:
+        """Whether the checkpoint with the number and the checksum of its log entry is held."""
+        found = self._held.get(f"{self._start}{number}")
+        return found is not None and found.xxh3_128 == digest
+
+    def hold(self, entry: CommittedEntry, *, is_needed: bool) -> bool:
+        """Hold a checkpoint; return whether it is held, or raise if one that is needed is gone."""
+        tag, document = f"{self._start}{entry.document.number}", entry.document
+        if self._held.get(tag) == entry.as_parent:
+            return True
+        assert document.checkpoint_id is not None, "a fence is no checkpoint"
+        try:
+            with reading_checkpoint(self._storage, document):
+                files = ReferenceReader(self._storage).files(document.operators)
+                is_held = self._put(tag, entry, files)
+        except (CorruptDataError, CollectedError):
+            if is_needed:
+                raise
+            is_held = False
+        if is_held:
+            self._held[tag] = entry.as_parent
+        elif is_needed:
+            raise CheckpointNotFoundError(document.checkpoint_id, [])
+        return is_held
+
+    def _put(self, tag: str, entry: CommittedEntry, files: Collection[str]) -> bool:
+        there = read_tag(self._storage, tag)
+        if there is not None:
+            # Another publisher to the same place has put it.
+            return there.entry == entry.as_parent
+        checkpoint_id = entry.document.checkpoint_id
+        assert checkpoint_id is not None, "a fence is no checkpoint"
+        try:
+            return put_tag(
+                self._storage,
+                tag,
+                checkpoint_id,
+                entry.as_parent,
+                files=files,
+                tag_id=self._new_id(),
+                now_ms=self._clock_ms(),
+                extensions=self._says,
+            )
+        except InvalidInputError:
+            there = read_tag(self._storage, tag)
+            return there is not None and there.entry == entry.as_parent
+
+    def release(self, listed: Collection[int]) -> None:
+        """Hold no more what no table lists."""
+        for tag in sorted(self._held):
+            if int(tag.removeprefix(self._start)) not in listed:
+                self._storage.delete(f"{TAG_FOLDER}{tag}.json")
+                del self._held[tag]
