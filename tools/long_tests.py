@@ -54,7 +54,7 @@ BESIDE_SPARK = (
 # Readers of open tables; those of DuckDB and Daft ask for versions of their own.
 READERS = (
     *("pyiceberg[pyarrow]", "polars", "chdb", "daft", "deltalake", "duckdb==1.5.5"),
-    *(f"duckdb-extension-{name}==1.5.5" for name in ("avro", "iceberg")),
+    *(f"duckdb-extension-{name}==1.5.5" for name in ("avro", "iceberg", "delta")),
 )
 OWN = "{folder}/venv/bin/python"
 UV = [OWN, "-m", "uv", "pip", "install", "--quiet", "--python", OWN]
@@ -136,7 +136,7 @@ PARTS = (
     Part("purge", "what an erasure leaves, with a fault at every storage call", (pytest(*PURGE, processes=1),)),
     Part(
         "publish",
-        "published tables by each reader: PyIceberg, Polars, DuckDB, ClickHouse and Daft, 100 random histories",
+        "published tables of Iceberg and Delta by each of their readers: 100 random histories",
         (
             [sys.executable, "-m", "venv", "{folder}/readers"],
             ["{folder}/readers/bin/python", "-m", "pip", "install", "--quiet", *READERS],

@@ -30,7 +30,7 @@ def published(store, folder, **options):
 
 
 def test_what_deltalake_reads_is_what_the_store_has_whatever_happened_to_it(tmp_path):
-    for seed in range(100) if LONG else [TURN]:
+    for seed in range(20) if LONG else [TURN]:
         with small_files():
             history = History(tmp_path / str(seed), seed, keys=30)
             for number in range(short_or_long(4, 12)):

@@ -12,12 +12,20 @@ import pytest
 
 import table_readers
 from every_kind import small_files
-from publications import History, compared
+from publications import History, compared, compared_delta
 from table_readers import by_pyiceberg
 
 PYTHON = os.environ.get("ARROWSTATE_READERS")
 OF_VERSION = {3: ("polars", "duckdb"), 2: ("polars", "duckdb", "clickhouse", "daft")}
-REFUSES = {"clickhouse": "Position deletes are supported only for parquet format", "daft": "Invalid Parquet file"}
+OF_DELTA = {
+    3: ("deltalake", "polars-delta", "duckdb-delta", "clickhouse-delta"),
+    2: ("deltalake", "polars-delta", "duckdb-delta", "clickhouse-delta", "daft-delta"),
+}
+REFUSES = {
+    "clickhouse": "Position deletes are supported only for parquet format",
+    "daft": "Invalid Parquet file",
+    "daft-delta": "Delta Lake deletion vectors are not yet supported",
+}
 """What readers say of deletion vectors, which they do not know."""
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="ARROWSTATE_READERS names no Python with the readers")
@@ -53,7 +61,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def readers():
-    found = {name: Reader(name) for names in OF_VERSION.values() for name in names}
+    found = {name: Reader(name) for names in (*OF_VERSION.values(), *OF_DELTA.values()) for name in names}
     yield found
     for reader in found.values():
         reader.process.stdin.close()
@@ -72,6 +80,10 @@ def test_every_reader_has_what_the_store_has_whatever_happened_to_it(tmp_path, r
                 compared(history.store, publication, by_pyiceberg, newest_only=number < 3)
                 for name in names:
                     compared(history.store, publication, readers[name], newest_only=number < 3)
+            for version, names in OF_DELTA.items():
+                publication = history.publish(version, format="delta")
+                for name in names:
+                    compared_delta(history.store, publication, readers[name], newest_only=number < 3)
 
 
 @pytest.mark.long
@@ -81,7 +93,7 @@ def test_a_reader_that_does_not_know_deletion_vectors_says_so(tmp_path, readers,
         history = History(tmp_path, 1)
         history.step()
         history.checkpoint()
-        tables = history.publish(3).tables
+        tables = history.publish(3, format="delta" if name.endswith("delta") else "iceberg").tables
 
     answers = [readers[name].answer(table.metadata, None) for table in tables]
 
