@@ -6,6 +6,7 @@ What scalar verbs and process functions return is of Python's own types. Where a
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import datetime
 import functools
@@ -81,6 +82,8 @@ def fitting(kind: pa.DataType, name: str) -> Callable[[Any], Any]:
             raise ValueTypeError(name, str(kind), shown_misfit(value, kind)) from error
         return plain_value(scalar, f"state {name!r}")
 
+    if pa.types.is_struct(kind):
+        return _struct(kind, name, converted)
     if pa.types.is_integer(kind):
         lowest, highest = integer_bounds(kind)
         return lambda value: value if type(value) is int and lowest <= value <= highest else converted(value)
@@ -113,6 +116,38 @@ def _text(converted: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return value
 
     return lambda value: value if type(value) is str and value.isascii() else encoded(value)
+
+
+def _struct(kind: pa.StructType, name: str, converted: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what gives a dict with all fields, each by itself, and any other struct as a whole."""
+    fits = {field.name: fitting(field.type, name) for field in kind}
+    if len(fits) < kind.num_fields or not all(field.nullable for field in kind):
+        return converted
+
+    def fitted(value: Any) -> Any:
+        if type(value) is not dict or len(value) != len(fits):
+            return converted(value)
+        try:
+            return {field: None if (item := value[field]) is None else fit(item) for field, fit in fits.items()}
+        except (InvalidInputError, KeyError, ValueTypeError):
+            # The error of the whole says where in it the fault is.
+            return converted(value)
+
+    return fitted
+
+
+def copying(kind: pa.DataType) -> Callable[[Any], Any]:
+    """Return what copies a plain value of a type, so that whoever changes the copy leaves the value as it was."""
+    if not pa.types.is_nested(kind):
+        return same
+    nested = any(pa.types.is_nested(kind.field(number).type) for number in range(kind.num_fields))
+    # What stands in a list or a dict of plain values cannot be changed.
+    return copy.deepcopy if nested else copy.copy
+
+
+def same(value: Any) -> Any:
+    """Return what was given."""
+    return value
 
 
 # What is of these types in Python is a value of the type in Arrow as it stands.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import pyarrow as pa
 
 from arrowstate.errors import ValueOverflowError, ValueTypeError
 from arrowstate.schema.descriptors import ReducingStateDescriptor
-from arrowstate.schema.plain import fitting, rounding
+from arrowstate.schema.plain import copying, fitting, rounding, same
 from arrowstate.state.folds.reducers import PLAIN_FOLDS, fits_in
 
 
@@ -56,7 +55,7 @@ def fold_of(descriptor: ReducingStateDescriptor, *, merging: bool = False) -> Ca
 
 def _fold_of_callable(reduce: Callable[[Any, Any], Any], kind: pa.DataType, name: str) -> Callable[[Any, Any], Any]:
     fit = fitting(kind, name)
-    kept = copy.deepcopy if pa.types.is_nested(kind) else same
+    kept = copying(kind)
 
     def fold(old: Any, new: Any) -> Any:
         if old is None:
@@ -105,8 +104,3 @@ def _stored_of(reduce: str, kind: pa.DataType, where: str) -> Callable[..., Any]
         return fit(total)
 
     return checked
-
-
-def same(value: Any) -> Any:
-    """Return what it is given."""
-    return value

@@ -9,14 +9,13 @@ has what the views of all kinds share.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.schema.plain import fitting, plain_values
+from arrowstate.schema.plain import copying, fitting, plain_values
 from arrowstate.state.base import KeyedState
 from arrowstate.state.current_key import identities_of
 from arrowstate.state.shown import Shown
@@ -142,8 +141,7 @@ class ElementState(Shown, Generic[S]):
         self._space = None if state.descriptor.namespace is None else _Space(state, place)
         self._place: Place = place if self._space is None else self._space
         self._keys: KeyBatch | None = None
-        nested = pa.types.is_nested(state.descriptor.type)
-        self._copy: Callable[[Any], Any] = copy.deepcopy if nested else _same
+        self._copy = copying(state.descriptor.type)
         self._fit = fitting(state.descriptor.type, state.descriptor.name)
 
     def __repr__(self) -> str:
@@ -262,10 +260,6 @@ def key_rows(keys: KeyBatch, numbers: Sequence[int], schema: pa.Schema) -> Any:
     rows = pa.array(numbers, pa.int64())
     columns = [column.take(rows) for column in keys.columns]
     return columns[0] if len(columns) == 1 else pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _is_plain(value: Any) -> bool:

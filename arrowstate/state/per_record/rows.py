@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -10,11 +9,11 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from arrowstate.schema.plain import integer_bounds
+from arrowstate.schema.plain import copying, integer_bounds
 from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.value import ValueState
-from arrowstate.state.per_record.folding import fold_of, given_of, same
+from arrowstate.state.per_record.folding import fold_of, given_of
 from arrowstate.state.per_record.places import ElementState, Place
 from arrowstate.table.key_batch import KeyBatch
 
@@ -269,7 +268,7 @@ class ElementAggregating(_ElementFold[AggregatingState]):
 
     def __init__(self, state: AggregatingState, place: Place) -> None:
         super().__init__(state, place)
-        self._copy_result = copy.deepcopy if pa.types.is_nested(state.descriptor.result_type) else same
+        self._copy_result = copying(state.descriptor.result_type)
         self._accumulators = pa.array([], state.layout.value_type)
         self._results: list[Any] | None = None
         # Of each place the numbers among those added that are in no accumulator yet.
