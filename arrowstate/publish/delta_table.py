@@ -16,6 +16,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -117,7 +118,6 @@ _ACTIONS = pa.schema(
                 ("deletionVector", _VECTOR),
             ]
         ),
-        "txn": pa.struct([("appId", pa.string()), ("version", pa.int64()), ("lastUpdated", pa.int64())]),
     }
 )
 """The columns of a checkpoint of Delta."""
@@ -271,6 +271,9 @@ class DeltaTable:
             after = self._committed(before, new, checkpoints, holding)
             if after is not None:
                 if self._is_erasing:
+                    self._checkpointed(after, is_last=True)
+                self._trim(after.number)
+                if self._is_erasing:
                     self._erase_others(after)
                 checkpoint_id = int(after.said[CHECKPOINT])
                 url = place_of(self._target, self.folder)
@@ -363,8 +366,7 @@ class DeltaTable:
                 stamps = {"deletionTimestamp": document.committed_at_ms, "dataChange": is_change}
                 actions.append({"remove": {**gone, **stamps, "extendedFileMetadata": True}})
         actions += [{"add": item} for path, item in sorted(files.items()) if base.files.get(path) is not item]
-        application = {"appId": f"arrowstate {self._store_id}", "version": document.number}
-        return [*actions, {"txn": {**application, "lastUpdated": document.committed_at_ms}}]
+        return actions
 
     def _metadata(self, base: DeltaVersion, content: TableContent | None, now_ms: int) -> Json:
         if content is None:
@@ -491,7 +493,7 @@ class DeltaTable:
         }
 
     def _checkpointed(self, version: DeltaVersion, *, is_last: bool = False) -> None:
-        """Write the checkpoint of Delta of every tenth version, and let versions go that are listed no more."""
+        """Write the checkpoint of Delta of every tenth version."""
         number = version.number
         path = f"{self._log}/{number:020d}.checkpoint.parquet"
         is_tenth = number > 0 and number % _VERSIONS_BETWEEN == 0
@@ -500,16 +502,25 @@ class DeltaTable:
         data = version.checkpoint()
         self._files.bytes_written += len(data)
         written(self._target, path, data)
-        said = {"version": number, "size": 2 + len(version.files) + len(version.removed)}
-        self._target.put_hint(f"{self._log}/_last_checkpoint", json.dumps(said).encode())
-        self._trim(number)
+
+    def _hint(self, number: int) -> None:
+        """Have engines begin with a checkpoint of Delta."""
+        path = f"{self._log}/_last_checkpoint"
+        with suppress(MissingFileError, ValueError, KeyError, TypeError):
+            if json.loads(self._target.read(path))["version"] == number:
+                return
+        size = sum(len(actions) for actions in self._in_checkpoint(number).values())
+        self._target.put_hint(path, json.dumps({"version": number, "size": size}).encode())
 
     def _trim(self, newest: int) -> None:
         """Let versions go that are listed no more, and files that went with the versions before them.
 
-        Files go when the next versions do, so that a reader has ten versions to finish.
+        Files go when the next versions do, so that a reader has ten versions to finish. What a publisher leaves undone
+        that is killed in the middle, the next does.
         """
         commits, checkpoints = self._numbers()
+        if checkpoints:
+            self._hint(checkpoints[-1])
         for before, floor in zip([None, *checkpoints], checkpoints, strict=False):
             if newest - floor + 1 < self._history:
                 break
@@ -529,7 +540,6 @@ class DeltaTable:
 
     def _erase_others(self, version: DeltaVersion) -> None:
         """Delete every file of the table but those that a version names."""
-        self._checkpointed(version, is_last=True)
         needed = {path for item in version.files.values() for path in self._files_of(item)}
         number = f"{version.number:020d}"
         names = ("_last_checkpoint", f"{number}.json", f"{number}.checkpoint.parquet")

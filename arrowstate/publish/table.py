@@ -244,6 +244,8 @@ class Table:
                 # It was dropped, and no checkpoint that is listed has a row of it.
                 return None
             if before is not None and plan.changes_nothing(before):
+                # Who made the version may have died before its hint.
+                self._hint(before.number)
                 return before, False
             new = [item for item in plan.new if holding.hold(item, is_needed=item is checkpoints.newest)]
             added = [PublishedCheckpoint(entry, checkpoints.tables(entry)) for entry in new]
@@ -375,10 +377,14 @@ class Table:
         if target.put_if_absent(f"{folder}/v{number}.metadata.json", data, digest) is Outcome.LOST:
             return None
         self._files.bytes_written += len(data)
-        hinted = hinted_version(target, self.folder)
-        if hinted is None or hinted < number:
-            target.put_hint(f"{folder}/{_HINT}", str(number).encode())
+        self._hint(number)
         return Version(number, metadata)
+
+    def _hint(self, number: int) -> None:
+        """Have engines that know the folder alone find a version, or a later one."""
+        hinted = hinted_version(self._files.target, self.folder)
+        if hinted is None or hinted < number:
+            self._files.target.put_hint(f"{self.folder}/metadata/{_HINT}", str(number).encode())
 
     def delete_unneeded(self, version: Version) -> None:
         """Delete what the version before names and this one does not.

@@ -21,13 +21,15 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store, open_store_document, path_of
 from arrowstate.log.leases import DEFAULT_LEASE_MS, CheckpointLease
 from arrowstate.log.pins import read_pins
+from arrowstate.publish.held import OWN_TAGS
+from arrowstate.publish.publication import Publish, Publisher
 from arrowstate.storage import clear_memory_storage, open_storage
 from arrowstate.testing import Crashed, Fault, FaultyStorage
 from arrowstate.upkeep.collection import apply_collection
 from arrowstate.upkeep.collection_plan import plan_collection
 from arrowstate.upkeep.compaction import apply_store_compaction, plan_store_compaction
 from arrowstate.upkeep.planned import Portions
-from long_form import every_nth
+from long_form import every_nth, short_or_long
 from simulation.content import OPERATOR, change, content_of, new_backends, restored_backends
 
 FAULTS = [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.FAIL_BEFORE, Fault.FAIL_AFTER]
@@ -50,6 +52,8 @@ class World:
         self.leased = set()
         self.savepoints = {}
         "What each acknowledged savepoint holds, by its URL."
+        self.published = {}
+        "By the URL of a place how it is published to, and its files after an undisturbed publication."
 
     def clock_ms(self):
         return self.now_ms
@@ -85,6 +89,10 @@ class World:
         times = {"ttl_ms": LEASE_MS, "clock_ms": self.clock_ms, "new_id": self.new_id}
         # Renewed by hand: its thread ends at once.
         return CheckpointLease(storage, entry, holder="a reader", wait=lambda _: True, **times)
+
+    def publish(self, storage, target, publish):
+        made = {"clock_ms": self.clock_ms, "new_id": self.new_id}
+        return Publisher(storage, "store", target, publish, **made).publish()
 
     def collect(self, storage, count=2, portions=None):
         policy = RetentionPolicy(count=count)
@@ -287,6 +295,40 @@ def bootstrapping(world, process):
     return load
 
 
+def publishing(format, version, earlier=1):
+    """The publication after some earlier ones; the undisturbed one is made first, and undone."""
+
+    def prepare(world, process):
+        url = f"{world.storage.url}-tables"
+        publish, target = Publish(to=url, format=format, version=version, history=1), open_storage(url, create=True)
+        draw = random.Random(8)
+        for _ in range(earlier):
+            world.publish(world.storage, target, publish)
+            world.commit(world.writer(), change(world.restored(), draw), "parquet")
+        before, tags = files_of(target), files_of(world.storage, "tags/")
+        for _ in range(2):
+            # The second finds nothing new, and deletes what only the version before had.
+            world.publish(world.storage, target, publish)
+        world.published[url] = publish, files_of(target)
+        put_back(target, before)
+        put_back(world.storage, tags, "tags/")
+        connection = process.connect(target)
+        return lambda: world.publish(process.storage, connection, publish)
+
+    return prepare
+
+
+def files_of(storage, prefix=""):
+    return {path: storage.read(path) for path in storage.list(prefix)}
+
+
+def put_back(storage, files, prefix=""):
+    for path in storage.list(prefix):
+        storage.delete(path)
+    for path, data in files.items():
+        storage.put_hint(path, data)
+
+
 OPERATIONS = {
     "commit": commit_of("arrow"),
     "commit-parquet": commit_of("parquet"),
@@ -301,6 +343,12 @@ OPERATIONS = {
     "untag": untagging,
     "lease": leasing,
     "release": releasing,
+    "publish-iceberg": publishing("iceberg", 3),
+    "publish-iceberg-2": publishing("iceberg", 2),
+    "publish-delta": publishing("delta", 3),
+    "publish-delta-2": publishing("delta", 2),
+    # The twentieth version has a checkpoint of Delta; versions before it go, and what those before the tenth had.
+    "publish-delta-trims": publishing("delta", 3, earlier=20),
 }
 TIDY = ("bootstrap", "commit", "commit-parquet", "compact", "savepoint")
 """What leaves no file behind where it fails."""
@@ -331,6 +379,8 @@ def test_a_fault_at_any_call_of(operation, fault, copies):
     calls = calls_of(operation, copies)
     # Each call has its fault of this turn: by another n-th for each kind of fault.
     n = (1 if calls <= FEW_CALLS else 8) if copies.in_memory else 16
+    if operation.startswith("publish"):
+        n *= short_or_long(3, 1)
     for at in range(1, calls + 1):
         if not every_nth(n, at + FAULTS.index(fault)):
             continue
@@ -388,6 +438,15 @@ def check(world):
 def go_on(world):
     """A new process takes over from the newest checkpoint, and is not hindered by what the one before it left."""
     assert world.store().verify(deep=True).problems == []
+    for url, (publish, files) in world.published.items():
+        # What another publisher makes of what is there is what an undisturbed one has made.
+        target = open_storage(url)
+        for _ in range(2):
+            world.publish(world.storage, target, publish)
+        found = files_of(target)
+        assert sorted(found) == sorted(files)
+        assert [path for path in files if found[path] != files[path]] == []
+        assert any(tag.startswith(OWN_TAGS) for tag in world.store().tags())
     world.commit(world.writer(), change(world.restored(), random.Random(9)))
 
 
