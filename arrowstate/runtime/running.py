@@ -176,8 +176,8 @@ class RunningJob:
             `has_ended`; `late_rows`; `dead_rows`.
         `runtime.channels`
             A row for each channel: `origin`, `operator`, `input` (text), `from_subtask`, `to_subtask`; `rows`, `bytes`,
-            and the same with `_per_second`; `in_flight_rows`, `in_flight_bytes`, `queued_rows`, `queued_bytes`;
-            `blocked`; `watermark`; `is_aligning`.
+            and the same with `_per_second`; `in_flight_rows`, `in_flight_bytes`, and `window_bytes`, how many there may
+            be; `queued_rows`, `queued_bytes`; `blocked`; `watermark`; `is_aligning`.
         `runtime.checkpoints`
             A row for each checkpoint, also for those that were given up: `checkpoint_id`, `status`, `triggered_at` and
             `ended_at` in UTC, `duration_ms`, `reason`; `acknowledged`, the number of subtasks that wrote their part;

@@ -79,6 +79,8 @@ class ChannelStatus:
     in_flight_rows: int
     """Rows that were sent and not processed yet."""
     in_flight_bytes: int
+    window_bytes: int
+    """How many of these there may be: what the receiver takes in half a second, by the number of its channels."""
     queued_rows: int
     """Rows of these that have arrived and wait."""
     queued_bytes: int
@@ -211,6 +213,7 @@ def _channels(span: _Span, slots: Mapping[int, _Span], graph: Graph) -> Iterator
                 bytes_per_second=span.per_second(now.bytes[to], before.bytes[to]),
                 in_flight_rows=max(now.rows[to] - end.rows[sender], queued),
                 in_flight_bytes=now.in_flight_bytes[to],
+                window_bytes=now.window_bytes[to],
                 queued_rows=queued,
                 queued_bytes=end.queued_bytes[sender],
                 blocked=span.share(now.blocked_us[to], before.blocked_us[to]),

@@ -7,6 +7,7 @@ import pytest
 import arrowstate
 from arrowstate.runtime.core.elements import Barrier, Rows
 from arrowstate.runtime.core.exchange import CREDIT_BYTES, Exchange, split_by_subtask
+from arrowstate.runtime.core.pacing import FIRST_WINDOW_BYTES
 from arrowstate.runtime.graph import Edge, RelayNode, StatefulNode
 
 NUMBERS = pa.schema([("user", pa.string()), ("n", pa.int64())])
@@ -146,7 +147,7 @@ def test_events_go_to_all_subtasks_of_any_rule_whatever_the_credit():
     for rule in ("keyed", "rebalance", "global", "broadcast"):
         made, sent = exchange(rule)
         for to in range(3):
-            made.granted(to, -2 * CREDIT_BYTES)
+            made.granted(to, -2 * CREDIT_BYTES, CREDIT_BYTES)
 
         made.event(Barrier(1))
 
@@ -162,18 +163,42 @@ def test_rows_take_credit_until_the_receiver_has_taken_them_up():
         steps += 1
 
     held = sum(element.bytes for _, _, element in sent)
-    assert CREDIT_BYTES <= held < CREDIT_BYTES + rows.nbytes + 1
+    assert FIRST_WINDOW_BYTES <= held < FIRST_WINDOW_BYTES + rows.nbytes + 1
     assert steps == len(sent)
-    made.granted(0, sent[0][2].bytes)
+    made.granted(0, sent[0][2].bytes, FIRST_WINDOW_BYTES)
     assert made.has_room
 
 
 def test_one_channel_without_credit_holds_back_a_step_though_others_have_some():
     made, _ = exchange("rebalance")
 
-    made.granted(1, -CREDIT_BYTES)
+    made.granted(1, -CREDIT_BYTES, CREDIT_BYTES)
 
     assert not made.has_room
+
+
+def test_a_receiver_says_how_much_its_channel_may_hold():
+    made, sent = exchange("global")
+    made.rows(batch(1_000))
+    size = sent[0][2].bytes
+
+    made.granted(0, 0, size)
+    narrow = made.has_room
+    made.granted(0, 0, size + 1)
+
+    assert (narrow, made.has_room) == (False, True)
+    assert (made.in_flight[0], made.windows[0]) == (size, size + 1)
+
+
+def test_a_step_sends_what_all_channels_of_keys_may_hold_and_what_one_may_otherwise():
+    sizes = {}
+    for rule in ("keyed", "rebalance", "global", "broadcast"):
+        made, _ = exchange(rule)
+        for to, window in enumerate((10, 5, 20)):
+            made.granted(to, 0, window)
+        sizes[rule] = made.step_bytes
+
+    assert sizes == {"keyed": 35, "rebalance": 5, "global": 10, "broadcast": 5}
 
 
 def test_one_step_may_overdraw():

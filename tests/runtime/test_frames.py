@@ -50,13 +50,13 @@ def test_an_event_comes_as_it_was_with_its_attempt_and_edge(sockets, element):
     assert through(sockets, element, attempt=70_000, edge=2) == (70_000, 2, element)
 
 
-def test_a_credit_comes_with_its_size(sockets):
-    write_credit(sockets[0], 5, 1, 1 << 33)
+def test_a_credit_comes_with_its_size_and_its_window(sockets):
+    write_credit(sockets[0], 5, 1, 1 << 33, 1 << 34)
 
     attempt, edge, credit = read_frame(sockets[1], [])
 
     assert isinstance(credit, Credit)
-    assert (attempt, edge, credit.size) == (5, 1, 1 << 33)
+    assert (attempt, edge, credit.size, credit.window) == (5, 1, 1 << 33, 1 << 34)
 
 
 NESTED = pa.record_batch(

@@ -429,6 +429,27 @@ def test_a_checkpoint_that_is_committed_is_told_though_a_sink_refuses_one_before
     assert answered > 0
 
 
+def test_a_checkpoint_that_is_asked_for_comes_before_those_that_time_begins():
+    job = Job("memory://asked-for", options=CheckpointOptions(interval_ms=1))
+    job.source(Endless(ROWS), uid="given").sink(Kept(), uid="shop")
+
+    with job.start(mode="inline") as running:
+        inline = running.driver.inline
+        step = inline.step
+
+        def slow_step() -> None:
+            # Each checkpoint takes longer than the interval.
+            inline.clock_ms += 1
+            step()
+
+        inline.step = slow_step
+        running.go_on(200)
+        newest = max(record.checkpoint_id for record in running.status().checkpoints)
+        asked = running.checkpoint(timeout_ms=10_000).checkpoint_id
+
+    assert asked == newest + 1
+
+
 def test_rows_that_a_sink_refused_are_given_to_it_by_the_next_start(tmp_path):
     sink = Kept()
     sink.refusals = 1

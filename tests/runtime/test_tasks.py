@@ -1,5 +1,6 @@
 """What a task takes from its channels at once, and when it lets others go before it."""
 
+from math import inf
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -8,7 +9,8 @@ import pytest
 from arrowstate.runtime.core.barriers import ExactlyOnceBarriers
 from arrowstate.runtime.core.elements import Barrier, EndOfData, Rows, Watermark
 from arrowstate.runtime.core.exchange import FRAME_ROWS
-from arrowstate.runtime.core.task import OperatorTask, TaskHooks
+from arrowstate.runtime.core.pacing import FIRST_ROWS
+from arrowstate.runtime.core.task import Flight, OperatorTask, TaskHooks
 
 LEFT, RIGHT, OTHER = (0, 0), (0, 1), (1, 0)
 """Two channels of one edge, and one of another."""
@@ -21,22 +23,30 @@ class Recorded:
         self.batches = []
         self.consumed = []
         self.snapshots = []
+        self.captures = []
         body = SimpleNamespace(
             rows=lambda port, rows: self.batches.append((port, rows["n"].to_pylist())), watermark=lambda _: None
         )
-        chain = SimpleNamespace(has_room=True, event=lambda _: None, exchanges={}, sinks={})
+        chain = SimpleNamespace(
+            has_room=True, event=lambda _: None, exchanges={}, sinks={}, step_bytes=inf, bytes_given=0
+        )
         hooks = TaskHooks(
-            consumed=lambda channel, size: self.consumed.append((channel, size)),
-            snapshot=lambda task, checkpoint_id, waited, is_full: self.snapshots.append(checkpoint_id),
+            consumed=lambda channel, size, window: self.consumed.append((channel, size)),
+            snapshot=self.snapshot,
             captured=lambda task, checkpoint_id, reason: None,
             ended=lambda task: None,
             now_ms=lambda: 0,
             now_us=lambda: 0,
         )
         channels = [LEFT, RIGHT, OTHER]
+        flight = Flight(origins={0: "one", 1: "other"}, most_bytes=1 << 30)
         self.task = OperatorTask(
-            "task", 0, chain, hooks, body, channels, {0: 0, 1: 1}, ExactlyOnceBarriers(len(channels)), None
+            "task", 0, chain, hooks, body, channels, {0: 0, 1: 1}, ExactlyOnceBarriers(len(channels)), None, flight
         )
+
+    def snapshot(self, task, checkpoint_id, waited, is_full):
+        self.snapshots.append(checkpoint_id)
+        self.captures.append(task.capture)
 
     def deliver(self, channel, *elements):
         for element in elements:
@@ -83,13 +93,42 @@ def test_rows_after_a_barrier_are_not_processed_with_those_before_the_barriers_o
     assert sorted(number for _, numbers in recorded.batches[1:] for number in numbers) == [2, 3]
 
 
-def test_no_more_is_taken_once_there_are_as_many_rows_as_a_frame_may_have(recorded):
-    recorded.deliver(LEFT, many(FRAME_ROWS - 1), rows(1), rows(2))
+def test_steps_grow_from_few_rows_to_those_of_a_frame_where_they_take_no_time(recorded):
+    recorded.deliver(LEFT, many(FRAME_ROWS), many(FRAME_ROWS), many(FRAME_ROWS))
     recorded.deliver(RIGHT, rows(3))
 
+    recorded.step_all()
+
+    sizes = [len(numbers) for _, numbers in recorded.batches]
+    assert sizes[:5] == [FIRST_ROWS, 4 * FIRST_ROWS, 16 * FIRST_ROWS, FRAME_ROWS, FRAME_ROWS]
+    assert sum(sizes) == 3 * FRAME_ROWS + 1
+
+
+def test_a_step_takes_part_of_a_frame_and_the_rest_stays_at_the_head_of_its_channel(recorded):
+    recorded.deliver(LEFT, many(3 * FIRST_ROWS), Watermark(1))
+    recorded.deliver(RIGHT, rows(-1, size=7))
+
+    recorded.step_all()
+
+    numbers = [number for port, taken in recorded.batches for number in taken]
+    assert [number for number in numbers if number >= 0] == list(range(3 * FIRST_ROWS))
+    assert len(recorded.batches[0][1]) == FIRST_ROWS
+    assert sum(size for channel, size in recorded.consumed if channel == LEFT) == 3 * FIRST_ROWS
+    assert [size for channel, size in recorded.consumed if channel == RIGHT] == [7]
+
+
+def test_what_is_left_of_a_frame_is_captured_when_a_barrier_overtakes_it(recorded):
+    recorded.deliver(LEFT, many(3 * FIRST_ROWS))
     recorded.task.step()
 
-    assert [len(numbers) for _, numbers in recorded.batches] == [FRAME_ROWS]
+    for channel in (LEFT, RIGHT, OTHER):
+        recorded.deliver(channel, Barrier(1, overtakes_at_ms=0))
+
+    (capture,) = recorded.captures
+    (left,) = [channel for channel in capture.all_channels if channel.elements]
+    (kept,) = left.elements
+    assert kept.batch["n"].to_pylist() == list(range(FIRST_ROWS, 3 * FIRST_ROWS))
+    assert capture.bytes == 2 * FIRST_ROWS
 
 
 def test_a_task_with_few_rows_waits_for_two_steps_of_others_and_no_longer(recorded):

@@ -38,8 +38,8 @@ class Outside(Protocol):
     def send(self, attempt: int, to: int, edge: int, element: Element) -> None:
         """Bring an element to the subtask `to` of an edge, after all that was sent there before."""
 
-    def grant(self, attempt: int, to: int, edge: int, size: int) -> None:
-        """Tell the subtask `to`, which sent rows of this size, that they were taken up."""
+    def grant(self, attempt: int, to: int, edge: int, size: int, window: int) -> None:
+        """Tell the subtask `to` that rows of this size were taken up, and how much it may have in flight."""
 
     def tell(self, message: FromSlot) -> None:
         """Tell the coordinator."""
@@ -90,13 +90,13 @@ class Attempt:
         else:
             self.outside.send(self.number, to, edge, element)
 
-    def consumed(self, channel: Channel, size: int) -> None:
-        """Tell whoever sent rows that they were taken up."""
+    def consumed(self, channel: Channel, size: int, window: int) -> None:
+        """Tell whoever sent rows that they were taken up, and what the channel may hold from now on."""
         edge, sender = channel
         if sender == self.subtask:
-            self.exchanges[edge].granted(sender, size)
+            self.exchanges[edge].granted(sender, size, window)
         else:
-            self.outside.grant(self.number, sender, edge, size)
+            self.outside.grant(self.number, sender, edge, size, window)
 
     def close(self) -> Iterator[tuple[str, BaseException]]:
         """Let go of everything; yield what could not be closed, and why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 
 import pyarrow as pa
 
@@ -50,6 +51,16 @@ class Chain:
     def has_room(self) -> bool:
         """Whether every channel may be sent rows of one more step."""
         return all(exchange.has_room for exchange in self.exchanges.values())
+
+    @property
+    def step_bytes(self) -> float:
+        """How much one step is to send at most."""
+        return min((exchange.step_bytes for exchange in self.exchanges.values()), default=inf)
+
+    @property
+    def bytes_given(self) -> int:
+        """The size of all that was sent: of the channels that got most."""
+        return max((exchange.bytes_given for exchange in self.exchanges.values()), default=0)
 
     def rows(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Give rows on."""

@@ -186,8 +186,12 @@ class JobCheckpoints:
         return self._to_do(event.now_ms, actions) if actions else []
 
     def tick(self, now_ms: int, *, only_last: bool) -> list[JobAction]:
-        """Let time pass; with `only_last` none is begun by time, which would leave no room for the last."""
-        made = self.feed(Tick(now_ms) if only_last else Border(now_ms))
+        """Let time pass; none is begun by time that would leave no room for the last, or for one that was asked for.
+
+        Flink's `CheckpointRequestDecider` has the same order.
+        """
+        goes_first = only_last or any(request.checkpoint_id is None for request in self._requests)
+        made = self.feed(Tick(now_ms) if goes_first else Border(now_ms))
         if self._requests:
             made += self.serve(now_ms)
         if self._given_up is not None and now_ms - self._told_ms >= _TELL_AGAIN_MS:

@@ -1,8 +1,8 @@
 """From one task to the next: which subtask gets a row, and how much a channel may hold.
 
-Rows count against the credit of their channel until the receiver has taken them up. Events never wait: whoever sends
-asks beforehand whether every channel has room, and one step may overdraw by all that it gives out, so that no order of
-sending and taking can stop a job.
+Rows count against the window of their channel until the receiver has taken them up, and the receiver says how large the
+window is. Events never wait: whoever sends asks beforehand whether every channel has room, and one step may overdraw by
+all that it gives out, so that no order of sending and taking can stop a job.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.runtime.core.elements import Element, Rows, bytes_of
+from arrowstate.runtime.core.pacing import FIRST_WINDOW_BYTES
 from arrowstate.runtime.graph import Edge
 from arrowstate.schema.keys import to_type
 from arrowstate_formats.key_groups import first_hashes, key_group_range, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns
 
 CREDIT_BYTES = 4 << 20
-"""What a channel may hold of rows that the receiver has not taken up."""
+"""The most that a channel may hold of rows that the receiver has not taken up."""
 
 FRAME_ROWS = 65_536
 """The most rows of one frame."""
@@ -46,7 +47,10 @@ class Exchange:
         self._send = send
         # Neighbours begin at different subtasks.
         self._next = subtask
-        self._credit = [CREDIT_BYTES] * parallelism
+        self._window = [min(FIRST_WINDOW_BYTES, CREDIT_BYTES)] * parallelism
+        self._in_flight = [0] * parallelism
+        self.bytes_given = 0
+        "Of all channels."
         self.rows_sent = [0] * parallelism
         self.bytes_sent = [0] * parallelism
         self.blocked_us = [0] * parallelism
@@ -55,22 +59,38 @@ class Exchange:
     @property
     def has_room(self) -> bool:
         """Whether one more step may send."""
-        return min(self._credit) > 0
+        return all(size < most for size, most in zip(self._in_flight, self._window, strict=True))
+
+    @property
+    def step_bytes(self) -> int:
+        """How much one step is to send at most: as much as the channels that get its rows may hold."""
+        match self.edge.rule:
+            case "keyed":
+                return sum(self._window)
+            case "global":
+                return self._window[0]
+        return min(self._window)
 
     @property
     def in_flight(self) -> tuple[int, ...]:
         """The bytes of each channel that the receiver has not taken up."""
-        return tuple(CREDIT_BYTES - credit for credit in self._credit)
+        return tuple(self._in_flight)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The bytes that each channel may hold."""
+        return tuple(self._window)
 
     def look(self, passed_us: int) -> None:
         """Take note of the channels that have no room, and had none for so long."""
-        for to, credit in enumerate(self._credit):
-            if credit <= 0:
+        for to, (size, most) in enumerate(zip(self._in_flight, self._window, strict=True)):
+            if size >= most:
                 self.blocked_us[to] += passed_us
 
-    def granted(self, to: int, size: int) -> None:
-        """Take note that a receiver has taken rows up."""
-        self._credit[to] += size
+    def granted(self, to: int, size: int, window: int) -> None:
+        """Take note that a receiver has taken rows up, and of what it wants its channel to hold from now on."""
+        self._in_flight[to] -= size
+        self._window[to] = min(window, CREDIT_BYTES)
 
     def rows(self, batch: pa.RecordBatch) -> None:
         """Send rows to whom they are for."""
@@ -97,7 +117,8 @@ class Exchange:
 
     def _rows(self, to: int, batch: pa.RecordBatch) -> None:
         size = bytes_of(batch)
-        self._credit[to] -= size
+        self._in_flight[to] += size
+        self.bytes_given += size
         self.rows_sent[to] += batch.num_rows
         self.bytes_sent[to] += size
         self._send(self.edge.number, to, Rows(batch, size))

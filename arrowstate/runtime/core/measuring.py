@@ -61,6 +61,7 @@ class Meter:
                 tuple(exchange.rows_sent),
                 tuple(exchange.bytes_sent),
                 exchange.in_flight,
+                exchange.windows,
                 tuple(exchange.blocked_us),
             )
             for number, exchange in attempt.exchanges.items()

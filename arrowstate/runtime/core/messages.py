@@ -258,6 +258,8 @@ class SentFigures:
     bytes: tuple[int, ...]
     in_flight_bytes: tuple[int, ...]
     """What was sent and not taken up."""
+    window_bytes: tuple[int, ...]
+    """How much of it there may be."""
     blocked_us: tuple[int, ...]
     """How long there was no room for more."""
 

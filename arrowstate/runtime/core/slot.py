@@ -91,11 +91,11 @@ class Slot:
         if own is not None and own.number == attempt:
             self.supervise(lambda: own.operators[edge].deliver((edge, sender), element))
 
-    def granted(self, attempt: int, edge: int, by: int, size: int) -> None:
-        """Take note that another subtask has taken rows up."""
+    def granted(self, attempt: int, edge: int, by: int, size: int, window: int) -> None:
+        """Take note that another subtask has taken rows up, and of what its channel may hold."""
         own = self._attempt
         if own is not None and own.number == attempt:
-            self.supervise(lambda: own.exchanges[edge].granted(by, size))
+            self.supervise(lambda: own.exchanges[edge].granted(by, size, window))
 
     def step(self) -> bool:
         """Do one step of one task, and return whether there was anything to do."""

@@ -1,7 +1,8 @@
 """A task in one subtask: takes what is at the head of its channels, one step at a time.
 
 A step is what one call of a function does, and nothing comes between: a snapshot is taken between two steps. Rows that
-came one after another in a channel are processed at once, which changes nothing but the time it takes.
+came one after another in a channel are processed at once, as many as take a bounded time, which changes nothing but the
+time it takes.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from arrowstate.runtime.core.exchange import FRAME_ROWS
 from arrowstate.runtime.core.in_flight import Capture, InFlightChannel, InFlightStates
 from arrowstate.runtime.core.mapping import Checkpointed
 from arrowstate.runtime.core.messages import TakenFigures
+from arrowstate.runtime.core.pacing import ChannelWindow, StepPace
 from arrowstate.runtime.core.reading import MAX_WATERMARK, SourceSplits
 from arrowstate.runtime.core.valve import WatermarkValve
 
 STEP_ROWS = FRAME_ROWS
-"""A step takes frames until it has so many rows."""
+"""A step takes at most so many rows."""
 
 ENOUGH_ROWS = STEP_ROWS * 3 // 4
 """So many rows do not wait for more."""
@@ -53,7 +55,7 @@ class TaskHooks:
 
     def __init__(
         self,
-        consumed: Callable[[Channel, int], None],
+        consumed: Callable[[Channel, int, int], None],
         snapshot: Callable[[Task, int, int, bool], None],
         captured: Callable[[Task, int, str | None], None],
         ended: Callable[[Task], None],
@@ -86,6 +88,7 @@ class Task(ABC):
         "With something to do and no room downstream for what it gives out, as far as it was looked at."
         self.idle_us = 0
         "With nothing to do, as far as it was looked at."
+        self._pace = StepPace()
 
     @property
     def checkpointed(self) -> list[Checkpointed]:
@@ -123,6 +126,18 @@ class Task(ABC):
     def may_wait(self) -> bool:
         """Whether others may step before it, for more rows cost it less at once; not often in a row."""
         return False
+
+    def _next_rows(self, most: int) -> int:
+        """Return how many rows the next step takes."""
+        return self._pace.rows(most, self.chain.step_bytes)
+
+    def _begins(self) -> tuple[int, int]:
+        """Return what a step begins with: the time, and the bytes that were given out before it."""
+        return self.hooks.now_us(), self.chain.bytes_given
+
+    def _ends(self, began: tuple[int, int], rows: int) -> None:
+        """Take note of how long a step took, and of what it gave out."""
+        self._pace.took(rows, self.hooks.now_us() - began[0], self.chain.bytes_given - began[1])
 
     def take_snapshot(self, checkpoint_id: int, alignment_us: int = 0) -> None:
         """Let the barrier go on, then have the snapshot taken."""
@@ -182,6 +197,7 @@ class OperatorTask(Task):
             for number in range(len(channels))
         ]
         self._waited = 0
+        self._window = ChannelWindow(len(channels))
         self._barriers = barriers
         # A table beside the rows has no time of its own: it holds nothing back.
         self._timed = [not isinstance(port, str) for port in self._ports]
@@ -323,26 +339,31 @@ class OperatorTask(Task):
     def _rows(self, number: int, first: Rows) -> None:
         """Process rows, with those that follow in their channel and that are at the head of others of the edge."""
         self._waited = 0
-        batches, rows = [first.batch], first.batch.num_rows
-        self._rows_taken[number] += rows
-        sizes = {number: first.bytes}
+        self._queues[number].appendleft(first)
+        most = self._next_rows(STEP_ROWS)
+        batches: list[pa.RecordBatch] = []
+        sizes: dict[int, int] = {}
         for other in self._beside[number]:
-            queue = self._queues[other]
-            while queue and rows < STEP_ROWS and not self._barriers.is_blocked(other):
-                following = queue[0]
-                if not isinstance(following, Rows):
-                    break
-                queue.popleft()
-                batches.append(following.batch)
-                rows += following.batch.num_rows
-                self._rows_taken[other] += following.batch.num_rows
-                sizes[other] = sizes.get(other, 0) + following.bytes
-        self.rows_in += rows
+            if self._barriers.is_blocked(other):
+                continue
+            for part in _taken(self._queues[other], most):
+                batches.append(part.batch)
+                most -= part.batch.num_rows
+                self._rows_taken[other] += part.batch.num_rows
+                sizes[other] = sizes.get(other, 0) + part.bytes
+        self._process(self._ports[number], batches)
         for taken, size in sizes.items():
             self._bytes_taken[taken] += size
-        self.body.rows(self._ports[number], pa.Table.from_batches(batches))
+        self._window.took(sum(sizes.values()), self.hooks.now_us(), self.idle_us)
         for taken, size in sizes.items():
-            self.hooks.consumed(self._names[taken], size)
+            self.hooks.consumed(self._names[taken], size, self._window.bytes)
+
+    def _process(self, port: int | str, batches: Sequence[pa.RecordBatch]) -> None:
+        rows = pa.Table.from_batches(batches)
+        self.rows_in += rows.num_rows
+        began = self._begins()
+        self.body.rows(port, rows)
+        self._ends(began, rows.num_rows)
 
     def taken(self) -> tuple[TakenFigures, ...]:
         waiting = [[item for item in queue if isinstance(item, Rows)] for queue in self._queues]
@@ -458,13 +479,11 @@ class OperatorTask(Task):
     def _process_recovered(self, name: str, channel: InFlightChannel) -> None:
         element = channel.elements.popleft()
         match element:
-            case Rows(batch):
-                batches, rows = [batch], batch.num_rows
-                while channel.elements and rows < STEP_ROWS and isinstance(channel.elements[0], Rows):
-                    batches.append(channel.elements.popleft().batch)  # type: ignore[union-attr]
-                    rows += batches[-1].num_rows
-                self.rows_in += rows
-                self.body.rows(channel.port, pa.Table.from_batches(batches))
+            case Rows():
+                channel.elements.appendleft(element)
+                self._process(
+                    channel.port, [part.batch for part in _taken(channel.elements, self._next_rows(STEP_ROWS))]
+                )
             case Watermark(timestamp):
                 self._grown(self._valve.advance(name, timestamp))
             case Status(is_idle):
@@ -480,6 +499,24 @@ class OperatorTask(Task):
                 kept.watermark, kept.is_idle = self._valve.shown(name), self._valve.idle(name)
             found.append(kept)
         return found
+
+
+def _taken(queue: deque[Element], most: int) -> list[Rows]:
+    """Take the rows at the head of a channel, so many at most; the rest of a frame stays there."""
+    found: list[Rows] = []
+    while most and queue:
+        first = queue[0]
+        if not isinstance(first, Rows):
+            break
+        queue.popleft()
+        count = first.batch.num_rows
+        if count > most:
+            size = first.bytes * most // count
+            queue.appendleft(Rows(first.batch.slice(most), first.bytes - size))
+            first = Rows(first.batch.slice(0, most), size)
+        found.append(first)
+        most -= first.batch.num_rows
+    return found
 
 
 class SourceTask(Task):
@@ -524,7 +561,8 @@ class SourceTask(Task):
         dead = self.splits.dead
         if dead is not None:
             dead.batch_id = self.chain.next_checkpoint
-        got = self.splits.read(FRAME_ROWS, now_ms)
+        began = self._begins()
+        got = self.splits.read(self._next_rows(FRAME_ROWS), now_ms)
         if got is None:
             self.has_nothing_now = True
             return False
@@ -533,6 +571,7 @@ class SourceTask(Task):
         if rows is not None:
             self.rows_in += rows.num_rows
             self.chain.rows(rows)
+            self._ends(began, rows.num_rows)
         if dead is not None:
             self.chain.aside(dead)
         self._grown(grown)

@@ -23,7 +23,7 @@ from arrowstate.runtime.core.elements import (
 )
 
 _HEADER = struct.Struct("<BIIqQ")
-"""Kind, attempt, edge, a number, and the bytes that follow."""
+"""Kind, attempt, edge, a number, and the bytes that follow; of a credit, which nothing follows, its window."""
 
 _BARRIER_BODY = struct.Struct("<??q")
 """Whether it is full, whether it ever overtakes, and from when on."""
@@ -32,12 +32,13 @@ _ROWS, _ROWS_WITH_SCHEMA, _WATERMARK, _STATUS, _BARRIER, _CANCEL, _END, _CREDIT 
 
 
 class Credit:
-    """Rows of this size were taken up."""
+    """Rows of this size were taken up, and so much may be in flight."""
 
-    __slots__ = ("size",)
+    __slots__ = ("size", "window")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, window: int) -> None:
         self.size = size
+        self.window = window
 
 
 def write_element(to: socket.socket, attempt: int, edge: int, element: Element) -> None:
@@ -63,9 +64,9 @@ def write_element(to: socket.socket, attempt: int, edge: int, element: Element) 
         to.sendall(memoryview(payload))
 
 
-def write_credit(to: socket.socket, attempt: int, edge: int, size: int) -> None:
-    """Tell a sender that rows were taken up."""
-    to.sendall(_HEADER.pack(_CREDIT, attempt, edge, size, 0))
+def write_credit(to: socket.socket, attempt: int, edge: int, size: int, window: int) -> None:
+    """Tell a sender that rows were taken up, and how much may be in flight."""
+    to.sendall(_HEADER.pack(_CREDIT, attempt, edge, size, window))
 
 
 def read_frame(of: socket.socket, schemas: list[pa.Schema]) -> tuple[int, int, Element | Credit] | None:
@@ -99,7 +100,7 @@ def read_frame(of: socket.socket, schemas: list[pa.Schema]) -> tuple[int, int, E
     elif kind == _END:
         element = EndOfData()
     else:
-        element = Credit(number)
+        element = Credit(number, size)
     return attempt, edge, element
 
 

@@ -40,8 +40,8 @@ class _SlotSide:
     def send(self, attempt: int, to: int, edge: int, element: Element) -> None:
         self._bring(to, lambda slot: slot.take(attempt, edge, self._number, element))
 
-    def grant(self, attempt: int, to: int, edge: int, size: int) -> None:
-        self._bring(to, lambda slot: slot.granted(attempt, edge, self._number, size))
+    def grant(self, attempt: int, to: int, edge: int, size: int, window: int) -> None:
+        self._bring(to, lambda slot: slot.granted(attempt, edge, self._number, size, window))
 
     def _bring(self, to: int, what: Callable[[Slot], None]) -> None:
         if to not in self._run.dead:

@@ -30,8 +30,8 @@ class Links(Protocol):
     def send(self, attempt: int, to: int, edge: int, element: Element) -> None:
         """Bring an element to another slot; never waits for it to be taken up."""
 
-    def grant(self, attempt: int, to: int, edge: int, size: int) -> None:
-        """Tell another slot that rows were taken up."""
+    def grant(self, attempt: int, to: int, edge: int, size: int, window: int) -> None:
+        """Tell another slot that rows were taken up, and what it may have in flight."""
 
     def tell(self, message: FromSlot) -> None:
         """Tell the coordinator."""
@@ -82,8 +82,8 @@ class Mailbox:
     def send(self, attempt: int, to: int, edge: int, element: Element) -> None:
         self._links.send(attempt, to, edge, element)
 
-    def grant(self, attempt: int, to: int, edge: int, size: int) -> None:
-        self._links.grant(attempt, to, edge, size)
+    def grant(self, attempt: int, to: int, edge: int, size: int, window: int) -> None:
+        self._links.grant(attempt, to, edge, size, window)
 
     def tell(self, message: FromSlot) -> None:
         self._links.tell(message)

@@ -70,8 +70,8 @@ class _Links:
     def send(self, attempt: int, to: int, edge: int, element: Element) -> None:
         self._slots.bring(to, lambda slot: slot.take(attempt, edge, self._number, element))
 
-    def grant(self, attempt: int, to: int, edge: int, size: int) -> None:
-        self._slots.bring(to, lambda slot: slot.granted(attempt, edge, self._number, size))
+    def grant(self, attempt: int, to: int, edge: int, size: int, window: int) -> None:
+        self._slots.bring(to, lambda slot: slot.granted(attempt, edge, self._number, size, window))
 
     def tell(self, message: FromSlot) -> None:
         self._slots.told(message)

@@ -121,9 +121,9 @@ class Worker:
         peer = self._peers[to]
         peer.outbox.put(lambda: write_element(peer.socket, attempt, edge, element))
 
-    def grant(self, attempt: int, to: int, edge: int, size: int) -> None:
+    def grant(self, attempt: int, to: int, edge: int, size: int, window: int) -> None:
         peer = self._peers[to]
-        peer.outbox.put(lambda: write_credit(peer.socket, attempt, edge, size))
+        peer.outbox.put(lambda: write_credit(peer.socket, attempt, edge, size, window))
 
     def tell(self, message: FromSlot) -> None:
         try:
@@ -208,10 +208,10 @@ class Worker:
                 return
             attempt, edge, element = frame
             if isinstance(element, Credit):
-                size = element.size
-                self._mailbox.post(lambda slot, a=attempt, e=edge, s=size: slot.granted(a, e, number, s))  # type: ignore[misc]
+                mail = methodcaller("granted", attempt, edge, number, element.size, element.window)
             else:
-                self._mailbox.post(lambda slot, a=attempt, e=edge, i=element: slot.take(a, e, number, i))  # type: ignore[misc]
+                mail = methodcaller("take", attempt, edge, number, element)
+            self._mailbox.post(mail)
 
 
 def _raise(error: BaseException, _: Slot) -> NoReturn:

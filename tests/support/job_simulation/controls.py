@@ -1,5 +1,6 @@
 """Rules of the runtime, each of which can be broken, to see that some seed notices."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from arrowstate.runtime.core import (
     task,
 )
 from arrowstate.runtime.core import turns as turns_of
-from arrowstate.runtime.core.elements import Barrier, CancelBarrier
+from arrowstate.runtime.core.elements import Barrier, CancelBarrier, Element, Rows
 from arrowstate.runtime.core.snapshots import SlotSnapshots
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.state.backend.operator import restore_operator_backend
@@ -285,6 +286,33 @@ def capture_no_further_than_the_barrier(put: Put) -> None:
     put(task.OperatorTask, "_begun_capture", begun)
 
 
+def rest_of_frames(put: Put) -> None:
+    right = task._taken
+
+    def taken(queue: deque[Element], most: int) -> list[Rows]:
+        count = len(queue)
+        found = right(queue, most)
+        # What was cut off is lost.
+        if len(queue) > count - len(found):
+            queue.popleft()
+        return found
+
+    put(task, "_taken", taken)
+
+
+def order_of_frames(put: Put) -> None:
+    right = task._taken
+
+    def taken(queue: deque[Element], most: int) -> list[Rows]:
+        count = len(queue)
+        found = right(queue, most)
+        if len(queue) > count - len(found):
+            queue.append(queue.popleft())
+        return found
+
+    put(task, "_taken", taken)
+
+
 def rest_of_rows_in_flight(put: Put) -> None:
     put(task.OperatorTask, "_rest", lambda self: [])
 
@@ -354,6 +382,8 @@ CONTROLS: Mapping[str, Callable[[Put], None]] = {
         capture_of_channels,
         capture_until_the_barrier,
         capture_no_further_than_the_barrier,
+        rest_of_frames,
+        order_of_frames,
         rest_of_rows_in_flight,
         rows_in_flight_before_others,
         slices_of_rows_in_flight,

@@ -16,6 +16,7 @@ from arrowstate.files.subtasks import whole_state
 from arrowstate.runtime.core import task, turns
 from arrowstate.runtime.core.assembling import stored_splits
 from arrowstate.runtime.core.in_flight import CHANNELS
+from arrowstate.runtime.core.pacing import ChannelWindow, StepPace
 from arrowstate.runtime.drivers.inline import SlotKilledError
 from arrowstate.runtime.restart import Restart
 from arrowstate.runtime.running import RunningJob
@@ -81,17 +82,26 @@ def simulate_seed(seed: int) -> Result:
 
 @contextmanager
 def _rows_at_once(seed: int) -> Iterator[None]:
-    """Have a task take few rows in a step or all, wait for more or not, be passed over, or go after its producers."""
+    """Have a task take few rows in a step or all, wait for more or not, be passed over, or go after its producers.
+
+    Steps end within frames, and the windows of channels change with each of them.
+    """
     chance = random.Random(f"rows of {seed}")
     kept = task.STEP_ROWS, task.ENOUGH_ROWS, turns.PASSED_STEPS
     task.STEP_ROWS = chance.choice([1, 1, 10, kept[0]])
     task.ENOUGH_ROWS = chance.choice([1, task.STEP_ROWS])
     turns.PASSED_STEPS = chance.choice([1, 4, 16])
     first = turns.Turns._consumers_first
+    few = lambda _, most, window_bytes=0: chance.randint(1, min(most, 12))  # noqa: E731
+    windows = chance.choice([[4 << 20], [1, 400, 4 << 20]])
     late = lambda self: iter([*first(self)][::-1])  # noqa: E731
     try:
         # Where producers go first, rows pile up in the channels.
-        with mock.patch.object(turns.Turns, "_consumers_first", chance.choice([first, late])):
+        with (
+            mock.patch.object(turns.Turns, "_consumers_first", chance.choice([first, late])),
+            mock.patch.object(StepPace, "rows", chance.choice([StepPace.rows, few])),
+            mock.patch.object(ChannelWindow, "bytes", property(lambda _: chance.choice(windows))),
+        ):
             yield
     finally:
         task.STEP_ROWS, task.ENOUGH_ROWS, turns.PASSED_STEPS = kept

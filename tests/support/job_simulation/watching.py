@@ -137,17 +137,17 @@ def _step(right: Callable[[Slot], bool]) -> Callable[[Slot], bool]:
         attempt = self._attempt
         if attempt is None:
             return right(self)
-        before = {number: item._credit.copy() for number, item in attempt.exchanges.items()}
+        full = {number: item.in_flight for number, item in attempt.exchanges.items() if not item.has_room}
         could = [item for item in attempt.tasks if self._turns is not None and _could_step(item)]
         stepped = {item: item.rows_in for item in could}
         did = right(self)
         if self._attempt is not attempt:
             return did
         _check_turns(self, could, stepped, did)
-        for number, credits in before.items():
-            after = attempt.exchanges[number]._credit
-            if min(credits) <= 0 and any(now < then for now, then in zip(after, credits, strict=True)):
-                raise Violation(f"edge {number} was sent rows though a channel of it had no room: {credits}")
+        for number, before in full.items():
+            after = attempt.exchanges[number].in_flight
+            if any(now > then for now, then in zip(after, before, strict=True)):
+                raise Violation(f"edge {number} was sent rows though a channel of it had no room: {before}, {after}")
         for item in attempt.tasks:
             if item.late_rows:
                 raise Violation(f"{item.late_rows} rows came late to {item.uid} in subtask {item.subtask}")
