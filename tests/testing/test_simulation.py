@@ -149,7 +149,7 @@ def test_a_seed_is_the_same_run_in_every_process():
 def test_runs_of_the_suite_have_every_kind_of_process_and_of_fault():
     profiles = [Profile.draw(random.Random(f"{seed}/profile")) for seed in range(500)]
 
-    assert {kind for profile in profiles for kind in profile.cast} == SCRIPTS.keys() - {"successor"}
+    assert {kind for profile in profiles for kind in profile.cast} == SCRIPTS.keys() - {"successor", "last"}
     assert {fault for profile in profiles for fault in profile.rates} == set(Fault)
     assert sum(not profile.rates for profile in profiles) > 50
     assert sum("collector" in profile.cast for profile in profiles) > 250

@@ -16,6 +16,7 @@ from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.leases import CheckpointLease
 from arrowstate.log.timeline import steps_between
+from arrowstate.publish.publication import Publish, Publisher
 from arrowstate.upkeep.collection import apply_collection
 from arrowstate.upkeep.collection_plan import plan_collection
 from arrowstate.upkeep.compaction import apply_store_compaction, plan_store_compaction
@@ -33,6 +34,7 @@ from simulation.content import (
     restored_backends,
 )
 from simulation.process import Process, Script
+from simulation.published import FORMATS
 
 __all__ = ["SCRIPTS"]
 
@@ -443,6 +445,33 @@ def _collect(process: Process) -> None:
             process.explained(error)
 
 
+def _publish(process: Process) -> None:
+    """Publish to a place again and again, in either format; what is listed then is what the store has."""
+    draw = process.actor.random
+    for _ in range(draw.randint(2, 5)):
+        process.actor.wait(draw.choice((5, 30, 60)))
+        try:
+            _publish_once(process, draw.choice(FORMATS), draw.choice((1, 3)))
+            process.oracle.check_published(f"{process.name} has published")
+        except arrowstate.CheckpointNotFoundError:
+            process.actor.wait(20)
+        except arrowstate.ArrowStateError as error:
+            process.explained(error)
+
+
+def _publish_all(process: Process) -> None:
+    """Publish in each format, when nothing can go wrong any more."""
+    for format in FORMATS:
+        _publish_once(process, format, 3)
+
+
+def _publish_once(process: Process, format: Literal["iceberg", "delta"], history: int) -> None:
+    store, target = process.open(), process.place(format)
+    publish = Publish(to=target.url, format=format, history=history)
+    clock_ms, new_id = process.actor.clock_ms, process.actor.new_id
+    Publisher(process.storage, store.store_id, target, publish, clock_ms=clock_ms, new_id=new_id).publish()
+
+
 SCRIPTS: dict[str, Script] = {
     "writer": _write,
     "successor": _take_over,
@@ -453,5 +482,7 @@ SCRIPTS: dict[str, Script] = {
     "savepoint": _save,
     "tagger": _tag,
     "collector": _collect,
+    "publisher": _publish,
+    "last": _publish_all,
 }
 """Every kind of process, by the first word of the names of its actors."""

@@ -15,11 +15,13 @@ from arrowstate.errors import ArrowStateError
 from arrowstate.log.boundary import number_of, path_of
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import open_store_document
+from arrowstate.publish.held import OWN_TAGS
 from arrowstate.storage.base import Storage
 from arrowstate.storage.memory import MemoryStorage
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.run_files import checksum
 from simulation.content import Content, content_of
+from simulation.published import Shown, shown
 
 __all__ = ["Commit", "Oracle"]
 
@@ -102,6 +104,8 @@ class Oracle:
     "Number of the entry that each tag holds."
     leases: dict[str, tuple[int, int]] = field(default_factory=dict)
     "By holder the number of the entry that is leased, and until when in milliseconds."
+    places: dict[str, Storage] = field(default_factory=dict)
+    "Where the store is published to, by the format, below everything that goes wrong."
     followers: set[str] = field(default_factory=set)
     "Those of them whose lease holds what comes after the entry, too."
     _lease_numbers: dict[str, int] = field(default_factory=dict)
@@ -390,9 +394,41 @@ class Oracle:
         return max((commit.number for commit in self.checkpoints() if commit.acknowledged), default=0)
 
     def strange_tags(self) -> list[str]:
-        """Return the files of tags that nobody was told of."""
+        """Return the files of tags that nobody was told of, and that hold no checkpoint which a table lists."""
         known = {f"tags/{name}.json" for name in self.tags}
-        return sorted(path for path in self.written if path.startswith("tags/") and path not in known)
+        ends = tuple(f"-{item.number}.json" for item in self._shown())
+        return sorted(
+            path
+            for path in self.written
+            if path.startswith("tags/")
+            and path not in known
+            and not (path.startswith(f"tags/{OWN_TAGS}") and path.endswith(ends))
+        )
+
+    def _shown(self) -> list[Shown]:
+        return [item for format, place in self.places.items() for item in shown(format, self.storage, place)]
+
+    def check_published(self, why: str, *, is_newest: bool = False) -> None:
+        """Check that each checkpoint which a table lists is there, and is what the store has; the newest at the end."""
+        for format, place in self.places.items():
+            try:
+                found = shown(format, self.storage, place)
+            except (ArrowStateError, OSError, LookupError) as error:
+                self.violated(f"{why}, tables of {format} cannot be read: {type(error).__name__}: {error}")
+                return
+            for item in found:
+                commit = self.commit(item.number)
+                promise = None if commit is None else self.promises.get(commit.token or "")
+                if promise is None:
+                    self.violated(f"{why}, a table of {format} shows the entry {item.number}, which is no checkpoint")
+                elif item.notes != {key: note for key, note in enumerate(promise.content.notes) if note is not None}:
+                    self.violated(f"{why}, a table of {format} shows other rows than the checkpoint {item.number} has")
+            numbers = {item.number for item in found}
+            if is_newest and len([path for path in self.written if path.startswith(f"tags/{OWN_TAGS}")]) < len(numbers):
+                self.violated(f"{why}, tags hold less than a table of {format} lists")
+            newest = self.checkpoints()[-1:]
+            if is_newest and newest and [item.number for item in found[-1:]] != [newest[0].number]:
+                self.violated(f"{why}, {newest[0].number} is the newest, and a table of {format} shows another")
 
     def lost_leases(self) -> list[str]:
         """Return the files of leases that need not hold, of checkpoints that were collected; those that went since too.

@@ -24,6 +24,8 @@ class Process:
     "The store, over a connection of its own."
     folder: Callable[[str], Storage]
     "Opens a folder of the store as a storage, for a savepoint."
+    place: Callable[[str], Storage]
+    "Opens the place to which a format of tables is published."
     made: list[str]
     "Every file that it created."
     now_ms: Callable[[], int]

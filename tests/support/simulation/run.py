@@ -27,6 +27,7 @@ from arrowstate_formats.run_files import checksum
 from simulation.actors import SCRIPTS
 from simulation.oracle import Oracle
 from simulation.process import Process
+from simulation.published import FORMATS
 from simulation.scheduler import Actor, Scheduler
 from simulation.watched import WatchedStorage
 
@@ -95,7 +96,11 @@ class Profile:
         # Drawn last: a seed without one is the run that it was before there were any.
         if 0.45 < draw.random() < 0.8:
             profile = replace(profile, cast=(*cast, "follower"))
-        return replace(profile, cast=(*profile.cast, "loader")) if 0.6 < draw.random() < 0.9 else profile
+        if 0.6 < draw.random() < 0.9:
+            profile = replace(profile, cast=(*profile.cast, "loader"))
+        chance = draw.random()
+        publishers = 2 if chance < 0.14 else 1 if chance < 0.28 else 0
+        return replace(profile, cast=(*profile.cast, *["publisher"] * publishers))
 
 
 _CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER)
@@ -176,6 +181,9 @@ class _Run:
             now_ms=lambda: self.scheduler.now_ms,
             trust_clocks=not self.profile.jump_rate,
         )
+        for format in FORMATS:
+            clear_memory_storage(f"{self.url}-{format}")
+            self.oracle.places[format] = MemoryStorage(f"{self.url}-{format}", create=True)
         self.connections: list[tuple[Actor, FaultyStorage]] = []
         self.crashes = 0
 
@@ -196,11 +204,17 @@ class _Run:
         def folder(path: str) -> Storage:
             return connect(MemoryStorage(f"{self.url}/{path}", create=True), f"{path}/")
 
+        def place(format: str) -> Storage:
+            faulty = FaultyStorage(self.oracle.places[format], actor.choose, sleep=lambda: self._oversleep(actor))
+            self.connections.append((actor, faulty))
+            return faulty
+
         return Process(
             actor,
             self.oracle,
             connect(self.storage),
             folder,
+            place,
             made,
             now_ms=lambda: self.scheduler.now_ms,
             grace_ms=0 if self.without == "grace" else self.profile.grace_ms,
@@ -221,7 +235,8 @@ class _Run:
             self._epilogue()
         finally:
             scheduler.stop()
-            clear_memory_storage(self.url)
+            for url in (self.url, *(f"{self.url}-{format}" for format in FORMATS)):
+                clear_memory_storage(url)
         trace = [str(step) for step in scheduler.steps]
         return Result(
             seed=scheduler.seed,
@@ -298,6 +313,9 @@ class _Run:
                 self._alone("successor", f"successor {number}")
         if oracle.violation is None and len(oracle.chain) < before + 2 * self.profile.retained:
             oracle.violated("new writers cannot go on")
+        if oracle.violation is None and "publisher" in self.profile.cast:
+            self._alone("last", "last publisher")
+            oracle.check_published("when all was quiet", is_newest=True)
         if oracle.violation is None and oracle.retained is not None:
             self._collect_all()
 
@@ -338,6 +356,7 @@ class _Run:
                 f"a collection of a collected store finds {[*plan.deletions, *plan.waiting][:3]} and changes {changed}"
             )
         oracle.check_newest()
+        oracle.check_published("after the last collection", is_newest="publisher" in self.profile.cast)
         for commit in oracle.held():
             oracle.check_content(commit, "was kept by the last collection", parallelism=1)
         kept = {path for commit in oracle.chain if commit.number >= plan.boundary for path in commit.files}
