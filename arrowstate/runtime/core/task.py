@@ -131,11 +131,11 @@ class Task(ABC):
         """Return how many rows the next step takes."""
         return self._pace.rows(most, self.chain.step_bytes)
 
-    def _begins(self) -> tuple[int, int]:
+    def _step_begins(self) -> tuple[int, int]:
         """Return what a step begins with: the time, and the bytes that were given out before it."""
         return self.hooks.now_us(), self.chain.bytes_given
 
-    def _ends(self, began: tuple[int, int], rows: int) -> None:
+    def _step_ends(self, began: tuple[int, int], rows: int) -> None:
         """Take note of how long a step took, and of what it gave out."""
         self._pace.took(rows, self.hooks.now_us() - began[0], self.chain.bytes_given - began[1])
 
@@ -297,10 +297,11 @@ class OperatorTask(Task):
         return False
 
     def _take(self, number: int, queue: deque[Element]) -> None:
+        if isinstance(queue[0], Rows):
+            self._rows(number)
+            return
         element = queue.popleft()
         match element:
-            case Rows():
-                self._rows(number, element)
             case Watermark(timestamp):
                 if self._timed[number]:
                     self._grown(self._valve.advance(number, timestamp))
@@ -336,10 +337,9 @@ class OperatorTask(Task):
         self._waited += 1
         return True
 
-    def _rows(self, number: int, first: Rows) -> None:
-        """Process rows, with those that follow in their channel and that are at the head of others of the edge."""
+    def _rows(self, number: int) -> None:
+        """Process the rows at the head of a channel, with those at the head of others of the edge."""
         self._waited = 0
-        self._queues[number].appendleft(first)
         most = self._next_rows(STEP_ROWS)
         batches: list[pa.RecordBatch] = []
         sizes: dict[int, int] = {}
@@ -361,9 +361,9 @@ class OperatorTask(Task):
     def _process(self, port: int | str, batches: Sequence[pa.RecordBatch]) -> None:
         rows = pa.Table.from_batches(batches)
         self.rows_in += rows.num_rows
-        began = self._begins()
+        began = self._step_begins()
         self.body.rows(port, rows)
-        self._ends(began, rows.num_rows)
+        self._step_ends(began, rows.num_rows)
 
     def taken(self) -> tuple[TakenFigures, ...]:
         waiting = [[item for item in queue if isinstance(item, Rows)] for queue in self._queues]
@@ -477,13 +477,12 @@ class OperatorTask(Task):
         return [(name, channel) for name, channel in self._recovered.items() if channel.elements]
 
     def _process_recovered(self, name: str, channel: InFlightChannel) -> None:
+        if isinstance(channel.elements[0], Rows):
+            parts = _taken(channel.elements, self._next_rows(STEP_ROWS))
+            self._process(channel.port, [part.batch for part in parts])
+            return
         element = channel.elements.popleft()
         match element:
-            case Rows():
-                channel.elements.appendleft(element)
-                self._process(
-                    channel.port, [part.batch for part in _taken(channel.elements, self._next_rows(STEP_ROWS))]
-                )
             case Watermark(timestamp):
                 self._grown(self._valve.advance(name, timestamp))
             case Status(is_idle):
@@ -561,7 +560,7 @@ class SourceTask(Task):
         dead = self.splits.dead
         if dead is not None:
             dead.batch_id = self.chain.next_checkpoint
-        began = self._begins()
+        began = self._step_begins()
         got = self.splits.read(self._next_rows(FRAME_ROWS), now_ms)
         if got is None:
             self.has_nothing_now = True
@@ -571,7 +570,7 @@ class SourceTask(Task):
         if rows is not None:
             self.rows_in += rows.num_rows
             self.chain.rows(rows)
-            self._ends(began, rows.num_rows)
+            self._step_ends(began, rows.num_rows)
         if dead is not None:
             self.chain.aside(dead)
         self._grown(grown)
