@@ -443,6 +443,8 @@ class Table:
             STATE: self.name,
             # The files belong to the store; an engine that expires snapshots must not delete them.
             "gc.enabled": "false",
+            # Spark would count each row group of a file with dead rows as 8 MB, and make a task of it.
+            "read.split.open-file-cost": "65536",
         }
 
     def _add(self, metadata: Json, base: Json | None, checkpoint: PublishedCheckpoint, *, is_main: bool) -> Json:
