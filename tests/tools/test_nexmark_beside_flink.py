@@ -223,6 +223,8 @@ def test_a_result_of_flink_that_lacks_a_row_is_told_and_is_an_error(tmp_path, mo
         (["--slots", "0,1"], "--slots must be at least 1, got 0"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--queries", "q12"], "--queries q12 go by processing time"),
+        (["--out-of-order", "2"], "of bids at the same time Flink's q18 keeps the one that comes last"),
+        (["--rate", "3000"], "--out-of-order 1 and a rate that divides 50,000"),
     ],
 )
 def test_options_that_make_no_comparison_are_refused(capsys, arguments, message):

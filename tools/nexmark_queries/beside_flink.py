@@ -24,7 +24,10 @@ from nexmark_queries.queries import Query
 from nexmark_queries.running import read_store
 from nexmark_queries.truth import Truth, Verdict
 
-__all__ = ["EVENTS_UNIT", "Beside", "figures", "write_parts"]
+__all__ = ["BLOCK", "EVENTS_UNIT", "Beside", "figures", "write_parts"]
+
+BLOCK = 50
+"""So many events after one another are in one file."""
 
 EVENTS_UNIT = 40_000
 """Of so many events the peer takes a multiple."""
@@ -43,8 +46,8 @@ class Parts:
 def write_parts(folder: Path, files: Sequence[Path], *, events: int, slots: int) -> Parts:
     """Write the first events of Parquet files for so many slots."""
     parts = Parts(folder / f"quarter-{slots}", folder / f"all-{slots}", events, slots)
-    write_json(parts.quarter, files, parts=slots, stop=events // 4)
-    write_json(parts.all, files, parts=slots, stop=events)
+    write_json(parts.quarter, files, parts=slots, stop=events // 4, block=BLOCK)
+    write_json(parts.all, files, parts=slots, stop=events, block=BLOCK)
     return parts
 
 

@@ -208,7 +208,7 @@ def write_files(folder: Path, config: Config, *, files: int, events_per_file: in
     return paths
 
 
-def write_json(folder: Path, files: Sequence[Path], *, parts: int, stop: int, block: int = 50) -> None:
+def write_json(folder: Path, files: Sequence[Path], *, parts: int, stop: int, block: int) -> None:
     """Write the first `stop` events of Parquet files again, an object a line, into so many files of equal time.
 
     Each part has every so many-th block of events, in their order, so that whoever reads the parts at the same time is
