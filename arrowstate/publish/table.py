@@ -570,7 +570,10 @@ class _Building:
         if not entries:
             return []
         data = manifest_bytes(entries, content=content, version=self.version, schema=self.schema, pieces=pieces)
-        path = f"{self.folder}/metadata/{self.snapshot_id}-{_digest(data)}.avro"
+        # A checkpoint that is listed once more, as by a tag, has another sequence number, which its manifests inherit;
+        # engines keep what they read of a manifest by its path.
+        digest = _digest(f"{self.sequence} ".encode() + data)
+        path = f"{self.folder}/metadata/{self.snapshot_id}-{digest}.avro"
         return [
             manifest_file(
                 entries,
