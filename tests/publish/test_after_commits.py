@@ -1,5 +1,6 @@
 """Publications after commits: of a writer, a coordinator, a job, a command. One that fails costs freshness only."""
 
+import json
 import logging
 
 import pyarrow as pa
@@ -132,9 +133,10 @@ def test_delta_is_published_by_a_command_and_by_a_writer(tmp_path, capsys, versi
             writer.checkpoint({"op": [backend]})
 
     given = ["--delta"] if version == 3 else ["--delta", "2"]
-    code = main(["publish", store.url, "--to", str(tmp_path / "tables"), *given])
+    code = main(["publish", store.url, "--to", str(tmp_path / "tables"), "--json", *given])
 
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "op.total" in line]
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
     assert code == 0
-    assert f" file://{tmp_path}/tables/op/total " in line
+    assert (table["operator"], table["state"]) == ("op", "total")
+    assert table["metadata"] == f"file://{tmp_path}/tables/op/total"
     assert compared_delta(store, store.publish(tmp_path / "tables", format="delta", version=version), by_deltalake) == 2
