@@ -468,14 +468,7 @@ class RunningJob:
 
     def _begin(self, past: Sequence[RestartStatus] = ()) -> None:
         job, store = self._job, self.store
-        setting = Setting(
-            store.store_id,
-            self._parallelism,
-            self._max_parallelism,
-            exactly_once=job.mode == "exactly-once",
-            unaligned=job.options.unaligned,
-            max_in_flight_bytes=job.options.max_in_flight_bytes,
-        )
+        setting = _setting(job, store, self._parallelism, self._max_parallelism)
         entries = Entries(
             job.graph,
             store.storage,
@@ -563,8 +556,18 @@ def committer_of(store: StateStore, check: Callable[[CommittedEntry | None], Non
 
 def setting_of(job: Declared, store: StateStore, newest: LogEntryDocument | None) -> Setting:
     """Return what the slots of a job are told, if it begins with a checkpoint."""
-    maximum = _max_parallelism(job, newest)
-    return Setting(store.store_id, job.parallelism, maximum, exactly_once=job.mode == "exactly-once")
+    return _setting(job, store, job.parallelism, _max_parallelism(job, newest))
+
+
+def _setting(job: Declared, store: StateStore, parallelism: int, max_parallelism: int) -> Setting:
+    return Setting(
+        store.store_id,
+        parallelism,
+        max_parallelism,
+        exactly_once=job.mode == "exactly-once",
+        unaligned=job.options.unaligned,
+        max_in_flight_bytes=job.options.max_in_flight_bytes,
+    )
 
 
 def begin_from(job: Declared, store: StateStore, given: str | Path | Snapshot, *, anew: bool = False) -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -130,7 +131,9 @@ def _slots(process: int) -> list[int]:
     """Return the processes that this one has started and that are alive."""
     found = []
     for task in Path(f"/proc/{process}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
+        # A thread may have ended since.
+        with suppress(OSError):
+            found += [int(child) for child in (task / "children").read_text().split()]
     return [child for child in found if _resident_bytes(child)]
 
 
