@@ -18,10 +18,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 READ = ("arrowstate", "formats/arrowstate_formats", "tools")
 FUNCTION_LINES = 80
-LARGER = {
-    "tools/nexmark_queries/queries.py: all_queries": "a table of queries",
-}
-"""Functions that may be longer, and why."""
 BY_STRING = {
     "arrowstate/cli/app.py": "a command is loaded when it is called",
     "arrowstate/cli/warm.py": "the modules with kernels, whatever they are",
@@ -115,12 +111,7 @@ def main() -> int:
     wrong = [
         f"{name} has {count} lines, of at most {FUNCTION_LINES}: it may do two things"
         for name, count in lines.items()
-        if count > FUNCTION_LINES and name not in LARGER
-    ]
-    wrong += [
-        f"{name} is short enough: take it out of LARGER in tools/rooms.py"
-        for name in LARGER
-        if lines.get(name, 0) <= FUNCTION_LINES
+        if count > FUNCTION_LINES
     ]
     by_string = imported_by_string(read)
     wrong += [f"{name} imports by a string: the layers do not see it" for name in sorted(by_string - BY_STRING.keys())]
