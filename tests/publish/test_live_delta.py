@@ -16,7 +16,7 @@ from arrowstate.testing import FaultyStorage
 from every_kind import small_files
 from every_type import FLAT
 from long_form import LONG, TURN, short_or_long
-from publications import FORMS, USER, History, compared_delta, shown
+from publications import FORMS, History, committed_forms, compared_delta, shown
 from stores import TOTAL, backend_of, commit, totals_from
 from table_readers import by_deltalake, by_polars_delta
 
@@ -181,16 +181,8 @@ def test_a_table_moves_with_its_folder_and_needs_no_store(tmp_path):
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
 def test_rows_of_every_earlier_schema_are_read_by_name(tmp_path, format, version):
     store = arrowstate.open_store(tmp_path / "store", create=True)
-    backend = backend_of(USER)
-    for number, (form, evolution) in enumerate(FORMS):
-        state = backend.state(arrowstate.ValueStateDescriptor("purchase", form, evolution=evolution))
-        users = [f"user {user}" for user in range(number * 10, 3000 if number == 0 else number * 10 + 20)]
-        keys = pa.table({"user": users, "shelf": [1] * len(users)}, schema=USER)
-        value = {item.name: number for item in form} | {"note": "n", "currency": "USD"}
-        state.update_batch(keys, pa.array([value] * len(users), form))
-        commit(store, {"op": [backend]}, format=format)
+    for _ in committed_forms(store, format):
         publication = published(store, tmp_path / "tables", version=version)
-        backend = store.latest().restore("op")
 
     assert compared_delta(store, publication, by_deltalake) == len(FORMS)
     assert compared_delta(store, publication, by_polars_delta) == len(FORMS)

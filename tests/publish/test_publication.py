@@ -21,7 +21,7 @@ from arrowstate.testing.faults import faults_of
 from every_kind import small_files
 from every_type import FLAT
 from long_form import LONG, TURN, every_nth, short_or_long
-from publications import FORMS, USER, History, compared, compared_delta, metadata_of, shown
+from publications import FORMS, History, committed_forms, compared, compared_delta, metadata_of, shown
 from stores import TOTAL, backend_of, commit, totals_from
 from table_readers import by_deltalake, by_polars, by_pyiceberg
 
@@ -177,16 +177,8 @@ def test_the_place_of_another_store_or_version_and_one_in_the_store_are_refused(
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
 def test_rows_of_every_earlier_schema_are_read_in_the_newest(tmp_path, format, version):
     store = arrowstate.open_store(tmp_path / "store", create=True)
-    backend = backend_of(USER)
-    for number, (form, evolution) in enumerate(FORMS):
-        state = backend.state(arrowstate.ValueStateDescriptor("purchase", form, evolution=evolution))
-        users = [f"user {user}" for user in range(number * 10, 3000 if number == 0 else number * 10 + 20)]
-        keys = pa.table({"user": users, "shelf": [1] * len(users)}, schema=USER)
-        value = {item.name: number for item in form} | {"note": "n", "currency": "USD"}
-        state.update_batch(keys, pa.array([value] * len(users), form))
-        commit(store, {"op": [backend]}, format=format)
+    for _ in committed_forms(store, format):
         publication = store.publish(tmp_path / "tables", version=version)
-        backend = store.latest().restore("op")
 
     assert compared(store, publication, by_pyiceberg) == len(FORMS)
     assert compared(store, publication, by_polars) == len(FORMS)

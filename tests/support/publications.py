@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -15,6 +15,7 @@ from arrowstate.publish.delta_table import _from_z85
 from arrowstate.publish.held import OWN_TAGS
 from arrowstate.publish.types import DELTA, ICEBERG, KnownTypes, plain_array, plain_type
 from every_kind import FORMATS, UID, Job
+from stores import commit
 from table_readers import Rows, by_arrow
 
 SHOP = "shop"
@@ -35,6 +36,20 @@ FORMS = (
     ),
 )
 """What the state `purchase` is: a field is renamed, added with a default, widened, dropped, and its name used again."""
+
+
+def committed_forms(store: arrowstate.StateStore, format: Any) -> Iterator[None]:
+    """Commit a checkpoint with each form of `purchase`, of 3,000 rows at first and then of some; yield after each."""
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=128)
+    for number, (form, evolution) in enumerate(FORMS):
+        state = backend.state(arrowstate.ValueStateDescriptor("purchase", form, evolution=evolution))
+        users = [f"user {user}" for user in range(number * 10, 3000 if number == 0 else number * 10 + 20)]
+        keys = pa.table({"user": users, "shelf": [1] * len(users)}, schema=USER)
+        value = {item.name: number for item in form} | {"note": "n", "currency": "USD"}
+        state.update_batch(keys, pa.array([value] * len(users), form))
+        commit(store, {"op": [backend]}, format=format)
+        yield
+        backend = store.latest().restore("op")
 
 
 def expected(snapshot: arrowstate.Snapshot, state: str, columns: list[str], known: KnownTypes = ICEBERG) -> Rows:
@@ -111,8 +126,8 @@ def shown(folder: Path) -> list[Shown]:
         for row in pq.read_table(start).to_pylist():
             adds |= {} if row["add"] is None else {row["add"]["path"]: row["add"]}
             schema = schema if row["metaData"] is None else row["metaData"]["schemaString"]
-    for commit in commits:
-        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    for file in commits:
+        actions = [json.loads(line) for line in file.read_text().splitlines()]
         for action in actions:
             adds.pop(action.get("remove", {}).get("path"), None)
         for action in actions:
@@ -122,7 +137,7 @@ def shown(folder: Path) -> list[Shown]:
         vectors = [item["deletionVector"] for item in adds.values() if item.get("deletionVector")]
         names = {f"deletion_vector_{UUID(bytes=_from_z85(item['pathOrInlineDv']))}.bin" for item in vectors}
         columns = [item["name"] for item in json.loads(schema)["fields"]]
-        found.append(Shown(int(commit.stem), int(said["arrowstate.log-number"]), columns, {*adds, *names}))
+        found.append(Shown(int(file.stem), int(said["arrowstate.log-number"]), columns, {*adds, *names}))
     return found
 
 
