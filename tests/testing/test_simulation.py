@@ -99,7 +99,7 @@ def test_the_loss_is_noticed_if_a_collection_does_not_read_the_roots_again(monke
 def test_the_loss_is_noticed_if_a_lease_holds_its_own_checkpoint_alone(monkeypatch):
     monkeypatch.setattr(LeaseDocument, "holds_later", False)
 
-    assert violated("which a live root refers to", first=33) is not None
+    assert violated("which a live root refers to", first=360) is not None
 
 
 def test_a_writer_that_goes_on_after_it_was_fenced_is_noticed(monkeypatch):
