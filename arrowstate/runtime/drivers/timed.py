@@ -187,7 +187,8 @@ _EXIT_S = 3.0
 
 def _close_all() -> None:
     for driver in list(_OPEN):
-        driver.post(lambda coordinator: coordinator.cancel("the interpreter ended"))
+        # It is over before its worker is shut down, which then says how the job ended.
+        driver.call(lambda coordinator: coordinator.cancel("the interpreter ended"))
         driver.close(_EXIT_S)
 
 
