@@ -1,11 +1,20 @@
 """How many rows a step takes, and how much a channel holds, where functions are as slow as they are."""
 
+import pyarrow as pa
 import pytest
 
-from arrowstate.runtime.core.pacing import FIRST_ROWS, FIRST_WINDOW_BYTES, STEP_US, WINDOW_US, ChannelWindow, StepPace
+from arrowstate.runtime import FunctionSink, GeneratorSource, Job
+from arrowstate.runtime.core.pacing import (
+    FIRST_ROWS,
+    FIRST_WINDOW_BYTES,
+    LEAST_WINDOW_BYTES,
+    STEP_US,
+    WINDOW_US,
+    ChannelWindow,
+    StepPace,
+)
 
 MOST = 65_536
-LEAST_WINDOW_BYTES = 64 << 10
 
 
 def paced(pace: StepPace, cost_us, steps: int = 60, most: int = MOST) -> list[tuple[int, float]]:
@@ -19,11 +28,11 @@ def paced(pace: StepPace, cost_us, steps: int = 60, most: int = MOST) -> list[tu
 
 
 @pytest.mark.parametrize("row_us", [0.01, 0.5])
-def test_a_quick_function_has_the_largest_steps_after_three(row_us):
+def test_a_quick_function_has_the_largest_steps_after_five(row_us):
     done = paced(StepPace(), lambda rows: row_us * rows)
 
-    assert [rows for rows, _ in done[:4]] == [FIRST_ROWS, 4 * FIRST_ROWS, 16 * FIRST_ROWS, MOST]
-    assert {rows for rows, _ in done[4:]} == {MOST}
+    assert [rows for rows, _ in done[:6]] == [FIRST_ROWS * 4**step for step in range(5)] + [MOST]
+    assert {rows for rows, _ in done[6:]} == {MOST}
 
 
 @pytest.mark.parametrize("row_us", [2.5, 100, 10_000])
@@ -37,8 +46,8 @@ def test_steps_of_a_slow_function_last_as_long_as_they_are_to(row_us, fixed_us):
 def test_a_function_slower_than_a_step_for_one_row_has_one_row():
     done = paced(StepPace(), lambda rows: 2 * STEP_US * rows)
 
-    assert [rows for rows, _ in done[:6]] == [FIRST_ROWS, 256, 64, 16, 4, 1]
-    assert {rows for rows, _ in done[6:]} == {1}
+    assert [rows for rows, _ in done[:4]] == [FIRST_ROWS, 16, 4, 1]
+    assert {rows for rows, _ in done[4:]} == {1}
 
 
 @pytest.mark.parametrize(("fixed_us", "row_us"), [(100_000, 0.1), (200_000, 0), (60_000, 2)])
@@ -140,3 +149,34 @@ def test_time_without_anything_to_do_does_not_make_a_task_look_slow():
 
 def test_the_window_of_the_slowest_task_still_has_room():
     assert windows([0.0001] * 100)[-1] == LEAST_WINDOW_BYTES
+
+
+NUMBERS = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+
+
+def numbers_from(first: int, count: int) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(range(first, first + count), pa.int64())], schema=NUMBERS)
+
+
+@pytest.mark.parametrize("row_ms", [1, 5, 50])
+def test_few_seconds_of_rows_wait_before_a_slow_function(tmp_path, row_ms):
+    def takes_time(rows: pa.RecordBatch) -> None:
+        running.driver.inline.clock_ms += row_ms * len(rows)
+
+    job = Job(tmp_path / "store")
+    job.source(GeneratorSource(numbers_from, NUMBERS, splits=1), uid="numbers").rebalance().sink(
+        FunctionSink(takes_time), uid="slow"
+    )
+    running = job.start(mode="inline")
+
+    began_ms = running.driver.inline.clock_ms
+    while running.driver.inline.clock_ms - began_ms < 60_000:
+        running.driver.go_on(1)
+
+    for _ in range(5):
+        asked_ms = running.driver.inline.clock_ms
+        running.checkpoint()
+        # Half a second of rows wait, or the least window, and the last step of the sender on top of them.
+        assert running.driver.inline.clock_ms - asked_ms < 5_000
+        running.driver.go_on(500)
+    running.driver.close()

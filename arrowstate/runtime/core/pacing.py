@@ -13,8 +13,11 @@ from math import inf
 STEP_US = 50_000
 """How long a step is to last."""
 
-FIRST_ROWS = 1_024
-"""The rows of the first step, when the speed of its task is not known."""
+FIRST_ROWS = 64
+"""The rows of the first step, when the speed of its task is not known.
+
+They are few because a barrier waits for the step: a function that needs 5 ms for a row is done with them in 0.3 s.
+"""
 
 _CHANGE = 4
 """A step has at most so many times the rows of the step before, and at least that part of them."""
@@ -28,13 +31,17 @@ _KEPT = 0.9
 WINDOW_US = 500_000
 """How long a task is to need for what its channels hold."""
 
-FIRST_WINDOW_BYTES = 256 << 10
+FIRST_WINDOW_BYTES = 4 << 10
 """What a channel may hold while the speed of its task is not known."""
 
-_LEAST_WINDOW_BYTES = 64 << 10
+LEAST_WINDOW_BYTES = 256
+"""What a channel may hold however slow its task is. One step overdraws, so a row of any size goes through."""
 
 _MEASURED_US = 100_000
 """The speed of a task is measured over so much time, and its windows change then."""
+
+_FIRST_MEASURED_US = 20_000
+"""The first measurement takes so much time, because a quick task waits for rows until it is done."""
 
 
 class StepPace:
@@ -105,7 +112,7 @@ class ChannelWindow:
             self._size = 0
             return
         active_us = (now_us - self._since[0]) - (idle_us - self._since[1])
-        if active_us < _MEASURED_US:
+        if active_us < (_FIRST_MEASURED_US if self._rate is None else _MEASURED_US):
             return
         rate = self._size / active_us
         self._rate = rate if self._rate is None else (self._rate + rate) / 2
@@ -116,4 +123,4 @@ class ChannelWindow:
         """What a channel is to hold; its sender may have less room."""
         if self._rate is None:
             return FIRST_WINDOW_BYTES
-        return max(int(self._rate * WINDOW_US / self._channels), _LEAST_WINDOW_BYTES)
+        return max(int(self._rate * WINDOW_US / self._channels), LEAST_WINDOW_BYTES)
