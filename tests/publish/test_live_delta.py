@@ -188,6 +188,22 @@ def test_rows_of_every_earlier_schema_are_read_by_name(tmp_path, format, version
     assert compared_delta(store, publication, by_polars_delta) == len(FORMS)
 
 
+@pytest.mark.parametrize("version", [3, 2])
+def test_a_column_that_has_the_name_of_an_earlier_one_shows_no_value_of_that(tmp_path, version):
+    both, one = (pa.struct([(name, pa.int64()) for name in names]) for names in ("ab", "a"))
+    forms = ((both, None), (one, arrowstate.SchemaEvolution(dropped=["b"])), (both, None))
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = backend_of()
+    for number, (form, evolution) in enumerate(forms):
+        state = backend.state(arrowstate.ValueStateDescriptor("pair", form, evolution=evolution))
+        state.update_batch([number], pa.array([{"a": number, "b": 100}], form))
+        commit(store, {"op": [backend]})
+        publication = published(store, tmp_path / "tables", version=version)
+        backend = store.latest().restore("op")
+
+    assert compared_delta(store, publication, by_deltalake) == len(forms)
+
+
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
 def test_every_type_is_read_as_it_is_or_as_its_column_says(tmp_path, format):
     given = {kind: value for kind, value in FLAT.items() if format == "arrow" or not pa.types.is_null(kind)}
