@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
 from arrowstate.editing.forms import SEQUENCE, Rows
@@ -217,7 +216,7 @@ def _put_elements(state: KeyedState[Any], rows: Rows, rule: Rule, now_ms: int | 
         raise InvalidInputError(f"an element of {state.descriptor.name!r} is updated by its _seq; one row has none")
     table = state.table
     following = max((run.segments.highest_seq for run in table.runs), default=-1) + 1
-    replaced = [_replaced(state, part, old) for part in found]
+    replaced = [_replaced(state, part, old, now_ms) for part in found]
     for part in found:
         table.kill(part.run, part.rows)
     for batch in replaced:
@@ -238,7 +237,7 @@ def _put_elements(state: KeyedState[Any], rows: Rows, rule: Rule, now_ms: int | 
     _append(table, pa.RecordBatch.from_arrays([hashes, pa.array(sequence), *columns], schema=state.layout.schema))
 
 
-def _replaced(state: KeyedState[Any], part: _Found, old: Rows) -> pa.RecordBatch:
+def _replaced(state: KeyedState[Any], part: _Found, old: Rows, now_ms: int | None) -> pa.RecordBatch:
     """Return the rows of elements with what is written of them."""
     layout = state.layout
     where = [(part.run, part.rows, part.rows)]
@@ -253,7 +252,7 @@ def _replaced(state: KeyedState[Any], part: _Found, old: Rows) -> pa.RecordBatch
             given = _chosen(take(kept, part.given).to_numpy(zero_copy_only=False), columns[number], given)
         columns[number] = given
     if old.updated_at is not None:
-        columns[-1] = pc.coalesce(take(old.updated_at, part.given), columns[-1])
+        columns[-1] = _times(state, take(old.updated_at, part.given), now_ms)
     return pa.RecordBatch.from_arrays(columns, schema=layout.schema)
 
 

@@ -241,6 +241,41 @@ def test_what_looks_bad_and_is_not(store, name):
     assert plan.is_empty == (count == 0)
 
 
+@pytest.mark.parametrize("kind", ["value", "list", "map"])
+def test_rows_that_are_touched_or_written_without_a_time_count_as_updated_now(kind):
+    ttl = arrowstate.TimeToLive(100, clock="event_time")
+    store = arrowstate.open_store(f"memory://touched-{kind}", create=True)
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=8)
+    if kind == "value":
+        columns = {}
+        backend.state(arrowstate.ValueStateDescriptor("s", pa.int64(), ttl=ttl)).update_batch(
+            USERS, [1, 2, 3], timestamps=[5, 5, 5]
+        )
+    elif kind == "list":
+        columns = {"_seq": [0]}
+        backend.state(arrowstate.ListStateDescriptor("s", pa.int64(), ttl=ttl)).add_batch(
+            USERS, [1, 2, 3], timestamps=[5, 5, 5]
+        )
+    else:
+        columns = {"s_key": ["ann"]}
+        backend.state(arrowstate.MapStateDescriptor("s", pa.string(), pa.int64(), ttl=ttl)).put_batch(
+            USERS, USERS, [1, 2, 3], timestamps=[5, 5, 5]
+        )
+    commit(store, {"op": [backend]}, watermark=50)
+
+    def times(edit):
+        return edit.snapshot.sql('select user, s, _updated_at from "op.s" order by user').fetchall()
+
+    with store.edit() as edit:
+        edit.update("op.s", set={"s": "s"}, where="user <> 'eve'", touch=True)
+        edit.update("op.s", set={"s": "s + 1"}, where="user = 'eve'")
+        assert times(edit) == [("ann", 1, 50), ("bob", 2, 50), ("eve", 4, 5)]
+
+    with store.edit() as edit:
+        edit.upsert("op.s", rows(user=["ann"], s=[9], **columns))
+        assert times(edit) == [("ann", 9, 50), ("bob", 2, 5), ("eve", 3, 5)]
+
+
 def test_infinities_and_nan_are_numbers(store):
     with store.edit() as edit:
         for value in (float("inf"), -float("inf"), np.float32("nan"), True, 1.5):
