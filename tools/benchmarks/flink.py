@@ -24,6 +24,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from arrowstate.foreign.flink.savepoint import open_flink_savepoint
+from benchmarks.flink_jobs import flink_command
 from benchmarks.flink_savepoints import FORMS, STATE, write_savepoint
 from benchmarks.harness import Contender, Report, argument_parser
 
@@ -101,14 +102,8 @@ def _memory(savepoint: Path, warm: Path) -> float:
 
 def _restored(python: Path, savepoint: Path, form: str, classes: Path) -> float:
     """Have Flink restore a savepoint; return the seconds that it took for that alone."""
-    where = "import pathlib, pyflink; print(pathlib.Path(pyflink.__path__[0]) / 'lib')"
-    library = subprocess.run([python, "-c", where], check=True, capture_output=True, text=True).stdout.strip()
-    path = f"{library}/*:{classes}"
-    job = Path(__file__).parent / "peers" / "FlinkRestore.java"
-    subprocess.run(["javac", "-nowarn", "-d", classes, "-cp", path, job], check=True)
-    opens = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in ("lang", "util", "time", "io", "net", "nio")]
     backend = "rocksdb" if form == "rocksdb" else "hashmap"
-    command = ["java", *opens, "-cp", path, "FlinkRestore", savepoint.resolve().as_uri(), backend]
+    command = flink_command(python, "FlinkRestore", classes, savepoint.resolve().as_uri(), backend)
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     without, restored, total = (float(word) for word in said.rpartition("restored ")[2].split())
     if total != 3 * (0 + 1 + 2 + 3):
