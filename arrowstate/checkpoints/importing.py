@@ -201,7 +201,7 @@ def _copied(
     planned = [
         (
             operator,
-            [plan.states(operator.uid, read_states(source, task.manifest, operator.uid)) for task in operator.subtasks],
+            [plan.states(operator, read_states(source, task.manifest, operator.uid)) for task in operator.subtasks],
         )
         for operator in whole_operators(source, operators)
     ]
@@ -245,10 +245,13 @@ class _Plan:
         self._new_id = new_id
         self.copies: dict[tuple[str, int, str], _Copy] = {}
 
-    def states(self, uid: str, states: Iterable[StateRunsDocument]) -> list[StateRunsDocument]:
-        """Return the states of a manifest with the names of the copies."""
+    def states(self, operator: OperatorDocument, states: Iterable[StateRunsDocument]) -> list[StateRunsDocument]:
+        """Return the states of a manifest that are the operator's, with the names of the copies."""
+        names = {state.name for state in operator.states}
         return [
-            replace(state, runs=[self._run(run, f"data/{uid}/{state.name}") for run in state.runs]) for state in states
+            replace(state, runs=[self._run(run, f"data/{operator.uid}/{state.name}") for run in state.runs])
+            for state in states
+            if state.name in names
         ]
 
     def operator_parts(self, operator: OperatorDocument) -> list[list[OperatorPartDocument]]:

@@ -709,7 +709,7 @@ def _check_columns(graph: Graph, operators: Sequence[OperatorDocument], storage:
                     f"keyed by {described(key)}",
                     "declare the key that it has, or give the operator another uid",
                 )
-            InFlightStates(task).check(storage, by_uid[task.uid])
+            InFlightStates(task).check(by_uid[task.uid])
     for sink in graph.sinks:
         if isinstance(sink.sink, OutputTable):
             stored_table(sink).parts_before(storage, operators)

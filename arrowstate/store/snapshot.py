@@ -8,11 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from arrowstate.checkpoints.importing import ClaimMode, import_checkpoint
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
+from arrowstate.files.in_flight import has_rows_in_flight, without_rows_in_flight
 from arrowstate.files.operator import operator_state_table
+from arrowstate.files.reading import find_operator
 from arrowstate.files.verification import Verification, verify_checkpoint
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.entries import create_store
@@ -199,7 +202,8 @@ class Snapshot(SnapshotReader):
 
         A query has a store of its own, without the sources and sinks of the job. You tell the query where its input
         goes on; `operator_state(uid, "splits")` of each source has the positions. Use the snapshot that `stop()` has
-        returned, whose rows the sinks have accepted. The copy is made as by `StateStore.import_savepoint`.
+        returned, whose rows the sinks have accepted. The copy is made as by `StateStore.import_savepoint`. States for
+        rows in flight are left out.
 
         Parameters
         ----------
@@ -218,7 +222,8 @@ class Snapshot(SnapshotReader):
         Raises
         ------
         InvalidInputError
-            If there is no keyed state, or `store` is this store itself; nothing was changed.
+            If there is no keyed state, rows are in flight to one of the operators, or `store` is this store itself;
+            nothing was changed.
         OperatorNotFoundError
             If it lacks one of the operators; nothing was changed.
         CorruptDataError
@@ -251,6 +256,16 @@ class Snapshot(SnapshotReader):
             raise InvalidInputError(
                 "the snapshot has no keyed state, so there is nothing that a query could go on with"
             )
+        if isinstance(uids, str):
+            raise InvalidInputError(f"operators is a collection of uids, got the text {uids!r}")
+        chosen = [find_operator(self.entry, uid) for uid in dict.fromkeys(uids)]
+        stuck = ", ".join(repr(operator.uid) for operator in chosen if has_rows_in_flight(operator))
+        if stuck:
+            raise InvalidInputError(
+                f"in checkpoint {self.checkpoint_id} rows are in flight to {stuck}, which a query would never process; "
+                "start the job once more, stop it, and use the snapshot that stop() returns"
+            )
+        entry = replace(self.entry, operators=[without_rows_in_flight(self.storage, operator) for operator in chosen])
         options = options_beside(self.storage, str(store)) if storage_options is None else storage_options
         target = open_storage(store, create=True, storage_options=options)
         store_id = create_store(target, new_id(), now_ms()).store_id
@@ -260,8 +275,7 @@ class Snapshot(SnapshotReader):
                 store_id,
                 self.storage,
                 self.store_id,
-                self.entry,
-                operators=uids,
+                entry,
                 claim_mode=ClaimMode.NO_CLAIM,
                 clock_ms=now_ms,
                 new_id=new_id,

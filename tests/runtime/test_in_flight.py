@@ -61,6 +61,15 @@ class InOrder(arrowstate.BatchFunction):
         return pa.record_batch([*keys.columns, self.total.read_keys(keys)], names=["user", "total"])
 
 
+class AnyOrder(InOrder):
+    """Sums."""
+
+    def process_batch(self, batch, context):
+        keys = context.group_keys(batch)
+        self.total.add_batch(batch["user"], batch["n"])
+        return pa.record_batch([*keys.columns, self.total.read_keys(keys)], names=["user", "total"])
+
+
 OUT = pa.schema({"user": pa.string(), "total": pa.int64()})
 
 
@@ -157,6 +166,34 @@ def test_a_savepoint_of_the_store_takes_rows_in_flight_along(tmp_path):
     arrowstate.open_store(tmp_path / "store").savepoint(tmp_path / "savepoint")
 
     check_end(job_of(tmp_path / "other", from_savepoint=tmp_path / "savepoint"))
+
+
+def test_rows_in_flight_are_not_left_behind_by_a_copy_for_spark(tmp_path):
+    snapshot = left_in_flight(job_of(tmp_path / "store"))
+
+    with pytest.raises(InvalidInputError, match="rows are in flight to 'totals'.* start the job once more, stop it"):
+        snapshot.for_spark(tmp_path / "query")
+    copied = job_of(tmp_path / "store").run(mode="inline").for_spark(tmp_path / "query")
+
+    # A query would keep states of the runtime, and a job that goes on with it would take them for those of a function.
+    operator = next(item for item in copied.entry.operators if item.uid == "totals")
+    assert [state.name for state in operator.states] == ["total", "last"]
+    assert operator.operator_states == []
+    assert copied.verify(deep=True).ok
+    assert {row["user"]: row["total"] for row in copied.to_arrow("totals.total").to_pylist()} == totals()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["delete from totals.inflight_channels", "update totals.inflight set channel = 99 where row.n % 2 = 0"],
+)
+def test_rows_in_flight_of_a_channel_that_an_edit_has_made_unknown_are_processed(tmp_path, statement):
+    left_in_flight(job_of(tmp_path / "store", function=AnyOrder()))
+    with arrowstate.open_store(tmp_path / "store").edit() as edit:
+        edit.execute(statement)
+        edit.commit()
+
+    check_end(job_of(tmp_path / "store", function=AnyOrder(), parallelism=3))
 
 
 def test_a_savepoint_of_the_job_and_the_checkpoint_that_ends_it_are_aligned(tmp_path):

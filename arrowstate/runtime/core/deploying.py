@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 
+from arrowstate.files.in_flight import reserved_names
 from arrowstate.files.subtasks import whole_state
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.runtime.connectors import PreparingSink, Sink
@@ -13,7 +14,7 @@ from arrowstate.runtime.core.barriers import BarrierHandler, ExactlyOnceBarriers
 from arrowstate.runtime.core.bodies import Body, FunctionBody, RelayBody
 from arrowstate.runtime.core.chain import Chain
 from arrowstate.runtime.core.exchange import Exchange
-from arrowstate.runtime.core.in_flight import InFlightStates, check_names, reserved_names
+from arrowstate.runtime.core.in_flight import InFlightStates, check_names
 from arrowstate.runtime.core.mapping import MapBody
 from arrowstate.runtime.core.messages import Deploy, Ended
 from arrowstate.runtime.core.reading import SourceSplits

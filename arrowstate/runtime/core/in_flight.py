@@ -18,8 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import IncompatibleStateError, InvalidInputError
+from arrowstate.files.in_flight import (
+    CHANNELS,
+    RESERVED,
+    has_rows_in_flight,
+    reserved_names,
+    rows_name,
+    rows_without_key_name,
+)
 from arrowstate.files.operator import FrozenOperatorState
-from arrowstate.files.subtasks import whole_state
 from arrowstate.files.writing import FrozenState, FrozenSubtask
 from arrowstate.runtime.core.elements import Element, Rows, Status, Watermark
 from arrowstate.runtime.core.exchange import FRAME_ROWS
@@ -33,9 +40,6 @@ from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
-
-CHANNELS = "inflight_channels"
-"""The operator state that has the channels; where it is, the states below are of the runtime and of no function."""
 
 _EVENT = pa.struct([("position", pa.int64()), ("watermark", pa.int64()), ("is_idle", pa.bool_())])
 """After so many rows of the channel: event time, or that the channel is idle or no longer."""
@@ -112,25 +116,15 @@ class InFlightStates:
         inputs = {edge.port: edge.schema for edge in node.inputs if isinstance(edge.port, int)}
         self._inputs: dict[int, pa.Schema] = dict(sorted(inputs.items()))
 
-    @staticmethod
-    def name(port: int) -> str:
-        """Return the name of the state that has the rows of an input."""
-        return "inflight" if not port else f"inflight_{port + 1}"
-
-    @staticmethod
-    def name_without_key(port: int) -> str:
-        """Return the name of the operator state that has the rows of an input with a null in their key."""
-        return f"{InFlightStates.name(port)}_null_key"
-
     @property
     def names(self) -> list[str]:
         """The states, of both kinds."""
-        return [name(port) for port in self._inputs for name in (self.name, self.name_without_key)]
+        return [name(port) for port in self._inputs for name in (rows_name, rows_without_key_name)]
 
     @cached_property
     def _descriptors(self) -> dict[int, ListStateDescriptor]:
         return {
-            port: ListStateDescriptor(self.name(port), pa.struct([*_PLACE, ("row", _row_type(schema))]))
+            port: ListStateDescriptor(rows_name(port), pa.struct([*_PLACE, ("row", _row_type(schema))]))
             for port, schema in self._inputs.items()
         }
 
@@ -155,7 +149,7 @@ class InFlightStates:
                 known = pc.invert(_any_null(keys))
                 nulls = pc.struct_field(rows.filter(pc.invert(known)), "row") if not pc.all(known).as_py() else nulls
                 state.add_batch(keys.filter(known), rows.filter(known))
-            operator.append(_frozen_list(self.name_without_key(port), _row_type(self._inputs[port]), nulls))
+            operator.append(_frozen_list(rows_without_key_name(port), _row_type(self._inputs[port]), nulls))
         states: tuple[FrozenState, ...] = backend.freeze().states
         whole = FrozenSubtask(
             keyed.key,
@@ -194,9 +188,9 @@ class InFlightStates:
 
     # What is restored.
 
-    def check(self, storage: Storage, stored: OperatorDocument) -> None:
+    def check(self, stored: OperatorDocument) -> None:
         """Refuse rows in flight with other columns than those that the job has between its operators now."""
-        if not has_rows_in_flight(storage, stored):
+        if not has_rows_in_flight(stored):
             return
         by_name = {descriptor.name: (port, descriptor) for port, descriptor in self._descriptors.items()}
         reserved = reserved_names(stored)
@@ -225,7 +219,7 @@ class InFlightStates:
         max_parallelism: int,
     ) -> list[InFlightChannel]:
         """Return what was in flight to the keys of a subtask, in the order of processing."""
-        if not has_rows_in_flight(storage, stored):
+        if not has_rows_in_flight(stored):
             return []
         others = [state.name for state in stored.states if state.name not in self.names]
         backend = restore_backend(
@@ -240,34 +234,33 @@ class InFlightStates:
         )
         lists = restore_operator_backend(storage, base, stored.uid, parallelism=parallelism, subtask=subtask)
         found: list[InFlightChannel] = []
-        rows: dict[tuple[int, int], pa.StructArray] = {}
+        rows: dict[tuple[int, int, int], pa.StructArray] = {}
         for port, descriptor in self._descriptors.items():
             nulls = self._without_key(lists, port)
             if nulls:
                 # They are only set aside: it does not matter when.
                 found.append(InFlightChannel("", port, 0, is_timed=False, elements=deque(nulls)))
             if descriptor.name in backend.state_names:
-                rows.update(_by_channel(backend.state(descriptor).live_batches(), descriptor))
-        subtasks = {to for to, _ in rows}
+                of_port = _by_channel(backend.state(descriptor).live_batches(), descriptor)
+                rows.update({(port, *place): of_channel for place, of_channel in of_port.items()})
+        subtasks = {to for _, to, _ in rows}
         timed = []
         for item in lists.state(OperatorListStateDescriptor(CHANNELS, _CHANNEL, "union")).get():
             if item["to_subtask"] not in subtasks:
                 continue
-            of_channel = rows.get((item["to_subtask"], item["channel"]))
-            channel = InFlightChannel(
-                item["origin"],
-                item["input"] - 1,
-                item["from_subtask"],
-                item["watermark"],
-                item["is_idle"],
-            )
-            channel.elements.extend(self._elements(channel.port, of_channel, item["events"]))
-            timed.append(((item["to_subtask"], item["channel"]), channel))
+            port, place = item["input"] - 1, (item["to_subtask"], item["channel"])
+            channel = InFlightChannel(item["origin"], port, item["from_subtask"], item["watermark"], item["is_idle"])
+            channel.elements.extend(self._elements(port, rows.pop((port, *place), None), item["events"]))
+            timed.append((place, channel))
+        # Rows of a channel that an edit has taken out of the list, or that it has put in with another number.
+        for (port, *_), others in sorted(rows.items(), key=lambda item: item[0]):
+            elements = deque(self._frames(port, others.field("row")))
+            found.append(InFlightChannel("", port, 0, is_timed=False, elements=elements))
         # What was in flight since an earlier checkpoint comes before what was sent after that.
         return [*found, *(channel for _, channel in sorted(timed, key=lambda pair: pair[0]))]
 
     def _without_key(self, lists: Any, port: int) -> list[Element]:
-        name = self.name_without_key(port)
+        name = rows_without_key_name(port)
         if name not in lists.state_names:
             return []
         return self._frames(port, lists.existing(name).freeze().column(0))
@@ -294,30 +287,9 @@ class InFlightStates:
         return [Rows(batch, 0) for batch in table.to_batches(max_chunksize=FRAME_ROWS)]
 
 
-def has_rows_in_flight(storage: Storage, stored: OperatorDocument) -> bool:
-    """Whether a checkpoint has anything in flight to an operator."""
-    for state in stored.operator_states:
-        if state.name == CHANNELS:
-            return any(part.rows for part in whole_state(storage, stored.uid, state).parts)
-    return False
-
-
-def reserved_names(stored: OperatorDocument | None) -> list[str]:
-    """Return the states of an operator in a checkpoint that are of the runtime and of no function."""
-    if stored is None or all(state.name != CHANNELS for state in stored.operator_states):
-        return []
-    return _RESERVED
-
-
-_RESERVED = [
-    CHANNELS,
-    *(name(port) for port in (0, 1) for name in (InFlightStates.name, InFlightStates.name_without_key)),
-]
-
-
 def check_names(uid: str, keyed: Iterable[str], operator: Iterable[str], *, unaligned: bool) -> None:
     """Refuse states of a function with names under which a store has rows in flight."""
-    reserved = _RESERVED if unaligned else [CHANNELS]
+    reserved = RESERVED if unaligned else (CHANNELS,)
     for name in (*keyed, *operator):
         if name.lower() in reserved:
             raise InvalidInputError(

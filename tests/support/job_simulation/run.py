@@ -11,11 +11,11 @@ from zlib import crc32
 
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import CheckpointAbortedError, FencedError, JobFailedError
+from arrowstate.files.in_flight import CHANNELS
 from arrowstate.files.operator import read_part
 from arrowstate.files.subtasks import whole_state
 from arrowstate.runtime.core import task, turns
 from arrowstate.runtime.core.assembling import stored_splits
-from arrowstate.runtime.core.in_flight import CHANNELS
 from arrowstate.runtime.core.pacing import ChannelWindow, StepPace
 from arrowstate.runtime.drivers.inline import SlotKilledError
 from arrowstate.runtime.restart import Restart
