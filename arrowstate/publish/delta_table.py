@@ -39,6 +39,7 @@ from arrowstate.publish.held import (
     Checkpoints,
     Holding,
     PublishedCheckpoint,
+    not_own,
     refuse_other_form,
 )
 from arrowstate.publish.table import Files
@@ -221,6 +222,8 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 _NOTHING = DeltaVersion(-1, {}, {}, {}, {}, (), b"", {})
 """Before the first version."""
+_OF_OTHERS = DeltaVersion(-1, {}, {}, {"configuration": {}}, {}, (), b"", {})
+"""Some version of a table that no publication made."""
 
 
 class DeltaTable:
@@ -248,12 +251,10 @@ class DeltaTable:
         for _ in range(ATTEMPTS):
             before = self._newest()
             is_there = self.name_in_store in checkpoints.newest_tables.names
-            if before is None:
-                if not is_there:
-                    return None
-                refuse_other_form(self._target, self.folder, "metadata")
-            elif not is_there and not self._is_own(before):
+            if not is_there and (before is None or not self._is_own(before)):
                 return None
+            if before is None:
+                refuse_other_form(self._target, self.folder, "metadata")
             else:
                 self._check(before)
             if before is not None and before.log_number > checkpoints.newest.document.number:
@@ -281,9 +282,14 @@ class DeltaTable:
         raise StorageError(self.folder, f"other publishers were first {ATTEMPTS} times; let one publish at a time")
 
     def listed(self) -> frozenset[int]:
-        """Return the numbers of the log entries whose checkpoints can be read."""
+        """Return the numbers of the log entries whose checkpoints can be read, none of a table of others."""
         version = self._newest()
-        return frozenset() if version is None else self._listed(version)
+        return self._listed(version) if version is not None and self._is_own(version) else frozenset()
+
+    def is_published(self) -> bool:
+        """Whether this store has a table in the folder."""
+        version = self._newest()
+        return version is not None and self._is_own(version)
 
     def _new(self, before: DeltaVersion | None, checkpoints: Checkpoints) -> list[CommittedEntry]:
         """Return the checkpoints to publish, in the order of the log."""
@@ -423,6 +429,8 @@ class DeltaTable:
             commits, checkpoints = self._numbers()
             if not commits:
                 return None
+            if self._is_by_others(commits[0]):
+                return _OF_OTHERS
             kept = _NOTHING if not checkpoints else self._at_checkpoint(checkpoints[-1])
         while (data := self._read(kept.number + 1)) is not None:
             kept = kept.after(self._actions_in(kept.number + 1, data), data)
@@ -431,6 +439,14 @@ class DeltaTable:
             raise CorruptDataError(self._log, "it has later versions, and the first is missing")
         self._files.keep(self.folder, kept)
         return kept
+
+    def _is_by_others(self, first: int) -> bool:
+        """Whether no publication made the first version that is there; a later one is refused when it is read."""
+        data = self._read(first)
+        try:
+            return data is not None and not self._actions_in(first, data)
+        except InvalidInputError:
+            return True
 
     def _numbers(self) -> tuple[list[int], list[int]]:
         """Return the versions that have a commit, and those that have a checkpoint of Delta."""
@@ -572,13 +588,10 @@ class DeltaTable:
         return bool(version.metadata["configuration"].get(STORE) == self._store_id)
 
     def _check(self, version: DeltaVersion) -> None:
-        """Refuse a table that another store has published, or with deletion vectors where none are asked for."""
+        """Refuse a table that is not of this store, or with deletion vectors where none are asked for."""
         place, configuration = place_of(self._target, self.folder), version.metadata["configuration"]
         if not self._is_own(version):
-            raise InvalidInputError(
-                f"{place} is a table of the store with the id {configuration.get(STORE)}, this one has the id "
-                f"{self._store_id}; publish to another place, or delete the folder"
-            )
+            raise not_own(place, configuration.get(STORE), self._store_id)
         has_vectors = _ENABLED in configuration
         if has_vectors != self._form.has_dead_rows:
             raise InvalidInputError(

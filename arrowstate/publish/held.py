@@ -89,6 +89,14 @@ def refuse_other_form(target: Storage, folder: str, sign: str) -> None:
         )
 
 
+def not_own(place: str, store_id: str | None, own_id: str) -> InvalidInputError:
+    """Return the error that a folder has the table of another store, or of none."""
+    whose = "that no store has published" if store_id is None else f"of the store with the id {store_id}"
+    return InvalidInputError(
+        f"{place} is a table {whose}, this one has the id {own_id}; publish to another place, or delete the folder"
+    )
+
+
 class Checkpoints:
     """The checkpoints of a store as tables; each is read once."""
 

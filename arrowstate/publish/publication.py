@@ -207,7 +207,11 @@ class Publisher:
         """Return the tables to bring forward: those of the newest checkpoint, then those that it has no more."""
         tables = checkpoints.newest_tables
         published = published_names(self._target)
-        if self._states is None:
+        if self._is_erasing:
+            # Who published some of the states keeps the others to himself.
+            published = [name for name in published if self._table(name).is_published()]
+            wanted = [name for name in tables.names if name in published]
+        elif self._states is None:
             wanted = tables.names
         else:
             wanted = [name for name in tables.names if name in self._states]

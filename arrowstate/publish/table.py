@@ -35,6 +35,7 @@ from arrowstate.publish.held import (
     Checkpoints,
     Holding,
     PublishedCheckpoint,
+    not_own,
     refuse_other_form,
 )
 from arrowstate.publish.manifests import (
@@ -211,9 +212,14 @@ class Table:
         return Brought(url, version.number, checkpoint_id, is_new, self._listed(version))
 
     def listed(self) -> frozenset[int]:
-        """Return the numbers of the log entries whose checkpoints the table lists."""
+        """Return the numbers of the log entries whose checkpoints the table lists, none of a table of others."""
         version = self.newest()
-        return frozenset() if version is None else self._listed(version)
+        return self._listed(version) if version is not None and self.is_own(version) else frozenset()
+
+    def is_published(self) -> bool:
+        """Whether this store has a table in the folder."""
+        version = self.newest()
+        return version is not None and self.is_own(version)
 
     def _listed(self, version: Version) -> frozenset[int]:
         return frozenset(map(_number, version.metadata["snapshots"]))
@@ -224,6 +230,10 @@ class Table:
         is_damaged = self._is_erasing
         for _ in range(ATTEMPTS):
             before = self.newest()
+            if before is not None and not self.is_own(before):
+                if self.name_in_store not in checkpoints.newest_tables.names:
+                    return None
+                self.check(before)
             if before is not None and (
                 _number(before.current) > checkpoints.newest.document.number
                 or not all(_is_held(item, holding) for item in before.metadata["snapshots"])
@@ -235,8 +245,6 @@ class Table:
             if before is None:
                 refuse_other_form(self._files.target, self.folder, "_delta_log")
             else:
-                if not is_there and not self.is_own(before):
-                    return None
                 self.check(before)
                 self.delete_unneeded(before)
             plan = self._plan(before, checkpoints, holding, begins_anew=is_damaged)
@@ -298,16 +306,13 @@ class Table:
 
     def is_own(self, version: Version) -> bool:
         """Whether this store has published the table."""
-        return bool(version.metadata["properties"].get(STORE) == self._store_id)
+        return store_of(version) == self._store_id
 
     def check(self, version: Version) -> None:
-        """Refuse a table that another store has published, or in another version of Iceberg."""
-        properties, place = version.metadata["properties"], place_of(self._files.target, self.folder)
+        """Refuse a table that is not of this store, or in another version of Iceberg."""
+        place = place_of(self._files.target, self.folder)
         if not self.is_own(version):
-            raise InvalidInputError(
-                f"{place} is a table of the store with the id {properties.get(STORE)}, this one has the id "
-                f"{self._store_id}; publish to another place, or delete the folder"
-            )
+            raise not_own(place, store_of(version), self._store_id)
         if version.metadata["format-version"] != self._format:
             raise InvalidInputError(
                 f"{place} is a table of Iceberg version {version.metadata['format-version']}, asked for was version "
@@ -599,6 +604,12 @@ def _is_empty(snapshot: Json) -> bool:
     return bool(snapshot["summary"]["total-data-files"] == "0")
 
 
+def store_of(version: Version) -> str | None:
+    """Return the id of the store that has published a table, None if none has."""
+    store: str | None = version.metadata.get("properties", {}).get(STORE)
+    return store
+
+
 def newest_version(target: Storage, folder: str) -> Version | None:
     """Return the newest version of a table in a folder, None if there is none."""
     number = hinted_version(target, folder)
@@ -635,13 +646,16 @@ def _read_version(target: Storage, folder: str, number: int) -> Version | None:
         return None
     try:
         metadata = json.loads(data)
+        found = Version(number, metadata)
+        if store_of(found) is None:
+            return found
         digest = metadata["properties"][_CHECKSUM]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptDataError(path, f"it is no metadata of a publication: {error}") from error
     plain = data.replace(f'"{_CHECKSUM}":"{digest}"'.encode(), f'"{_CHECKSUM}":"{_NO_CHECKSUM}"'.encode(), 1)
     if xxhash.xxh3_128_hexdigest(plain) != digest:
         raise CorruptDataError(path, "it does not match its checksum")
-    return Version(number, metadata)
+    return found
 
 
 def _digest(data: bytes) -> str:

@@ -303,6 +303,24 @@ def test_a_purge_reaches_the_table_of_a_state_that_the_newest_checkpoint_does_no
     assert [table.state for table in store.publish(tmp_path / "tables", format=format).tables] == ["visits"]
 
 
+@pytest.mark.parametrize("format", ["iceberg", "delta"])
+def test_a_purge_publishes_no_state_that_was_not_published(tmp_path, format):
+    """One of the others has a type that no table has: it keeps a purge from nothing."""
+    with small_files():
+        store = fill(tmp_path / "store")
+        backend = store.latest().restore("op")
+        backend.state(arrowstate.ValueStateDescriptor("debt", pa.decimal256(76, 2)))
+        commit(store, {"op": [backend]})
+        store.publish(tmp_path / "tables", states=["op.mail"], format=format)
+        assert holders(tmp_path / "tables") != []
+
+        report = purge(store)
+
+    assert report.is_done, str(report)
+    assert holders(tmp_path) == []
+    assert [path.name for path in (tmp_path / "tables").glob("*/*")] == ["mail"]
+
+
 def test_a_publication_that_cannot_be_reached_is_in_the_report(tmp_path):
     store = fill(tmp_path / "store", before=lambda store: store.publish(tmp_path / "tables"))
     (tmp_path / "tables").rename(tmp_path / "elsewhere")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from deltalake import write_deltalake
 
 import arrowstate
 from arrowstate.errors import CommitUnknownError, InvalidInputError, NotFoundError, StorageError
@@ -171,6 +172,37 @@ def test_the_place_of_another_store_or_version_and_one_in_the_store_are_refused(
         stores[0].publish(tmp_path / "tables", states=["op.totl"])
     (tmp_path / "a" / "tables").rmdir()
     assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("format", ["iceberg", "delta"])
+def test_tables_of_others_in_the_place_are_left_alone_and_hold_no_checkpoint(tmp_path, format):
+    stores = [arrowstate.open_store(tmp_path / name, create=True) for name in "ab"]
+    for store, uid in zip(stores, ["op", "other"], strict=True):
+        commit(store, {uid: [totals_from()]})
+        store.publish(tmp_path / "tables", format=format)
+    foreign = tmp_path / "tables/sales/orders"
+    if format == "delta":
+        write_deltalake(foreign, pa.table({"amount": [1]}))
+    else:
+        (foreign / "metadata").mkdir(parents=True)
+        (foreign / "metadata/v1.metadata.json").write_text('{"format-version":2,"properties":{}}')
+    before = {name: data for name, data in files_of(tmp_path / "tables").items() if not name.startswith("op/")}
+
+    for states in (None, ["op.total"]):
+        for _ in range(12):
+            commit(stores[0], {"op": [totals_from()]})
+        publication = stores[0].publish(tmp_path / "tables", format=format, history=1, states=states)
+
+    assert [table.operator for table in publication.tables] == ["op"]
+    after = files_of(tmp_path / "tables")
+    assert {name: data for name, data in after.items() if not name.startswith("op/")} == before
+    listed = 1 if format == "iceberg" else len(shown(tmp_path / "tables/op/total"))
+    assert len(stores[0].tags()) == listed
+    backend = backend_of()
+    backend.state(arrowstate.ReducingStateDescriptor("orders", pa.int64(), reduce="sum"))
+    commit(stores[0], {"sales": [backend]}, allow_dropped_state=True)
+    with pytest.raises(InvalidInputError, match="sales/orders is a table that no store has published"):
+        stores[0].publish(tmp_path / "tables", format=format)
 
 
 @pytest.mark.parametrize("version", [2, 3])
