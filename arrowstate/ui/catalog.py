@@ -20,7 +20,7 @@ from arrowstate.errors import ArrowStateError
 from arrowstate.publish.content import place_of
 from arrowstate.publish.publication import published_names
 from arrowstate.publish.table import newest_version
-from arrowstate.storage.base import Storage
+from arrowstate.storage.base import Storage, listed_level
 
 _ENDPOINTS = [
     "GET /v1/{prefix}/namespaces",
@@ -103,7 +103,13 @@ class Catalog:
         return _fault(404, "NotFoundException", f"this catalog has no {request.url.path}")
 
     def _names(self) -> list[tuple[str, str]]:
-        return [name for place in self._places for name in published_names(place)]
+        return [
+            (uid, name)
+            for place in self._places
+            for uid, name in published_names(place)
+            # Of a place with tables of Delta none is told: an engine that lists a table loads it.
+            if "metadata" in listed_level(place, f"{uid}/{name}")[0]
+        ]
 
     def _has(self, uid: str) -> bool:
         return any(own == uid for own, _ in self._names())

@@ -75,6 +75,15 @@ def test_a_page_without_tables_has_an_empty_catalog(store):
     assert visit.get("/v1/views").json()["error"]["type"] == "NotFoundException"
 
 
+def test_tables_of_delta_are_none_of_the_catalog(store, tmp_path):
+    store.publish(tmp_path / "delta", format="delta")
+    visit = Visit(store, tables=[open_storage(tmp_path / "delta")])
+
+    assert visit.json("/v1/namespaces") == {"namespaces": []}
+    assert visit.get("/v1/namespaces/op.1/tables").json()["error"]["type"] == "NoSuchNamespaceException"
+    assert visit.get("/v1/namespaces/op.1/tables/total").json()["error"]["type"] == "NoSuchTableException"
+
+
 def test_a_storage_that_fails_or_is_slow_is_said_in_time(store, tmp_path):
     class Slow:
         url = "slow"
