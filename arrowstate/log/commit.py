@@ -6,7 +6,8 @@ The steps of a commit, in their order:
 2. The fence is taken: an entry with the next writer epoch. Whoever wrote before finds it above its own entries, and
    stops.
 3. One entry is made. It names the files and its parent, the newest entry.
-4. What collections have said is read. If one of the files is gone, or may be going, nothing is committed.
+4. What collections have said is read. If one of the files is gone, or may be going, nothing is committed; nor if the
+   number of the entry is below the boundary, for then another entry has had it.
 5. The entry is put under the next number of the log, if that number is free. If it is not, nothing is committed.
 6. What collections have said is read again. A collection that began later sees the entry, and spares its files.
 7. The commit is reported. If step 6 found that a file is gone, or may be going, it is not: the entry is **in doubt**.
@@ -97,7 +98,12 @@ class Commit:
         """
         path = path_of(document.number)
         if references is not None:
-            lost = references.lost(self._storage, boundaries(self._storage) if said is None else said)
+            said = boundaries(self._storage) if said is None else said
+            if document.number < highest_boundary(said):
+                # The entry that had the number is collected. If this one were put now, it would be in doubt.
+                _logger.debug("%s: %s was another writer's", self._storage.url, path)
+                return None
+            lost = references.lost(self._storage, said)
             if lost:
                 raise CollectedError(lost)
         data = encode(document)

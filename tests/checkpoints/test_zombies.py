@@ -150,8 +150,8 @@ COMMIT = "log/00000000000000000006.json"
     ("place", "outcomes"),
     [
         # Several files are written at a time: another one may be unfinished then, and is collected as such.
-        ("write_file data/ before", {"CollectedError", "StorageError"}),
-        ("write_file manifests/ before", {"CollectedError"}),
+        ("write_file data/ before", {"FencedError", "StorageError"}),
+        ("write_file manifests/ before", {"FencedError"}),
         (f"put_if_absent {COMMIT} before", {"CommitUnknownError"}),
         (f"put_if_absent {COMMIT} after", {"CommitUnknownError"}),
     ],

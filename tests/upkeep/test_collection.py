@@ -936,6 +936,18 @@ def others_go_on(world):
     world.collect()
 
 
+def test_a_writer_whose_number_is_collected_is_fenced_and_leaves_nothing(filled):
+    zombie = filled.store.writer()
+    others_go_on(filled)
+    before = filled.files("")
+
+    with pytest.raises(arrowstate.FencedError) as caught:
+        zombie.checkpoint({"op": [totals_from(500)]})
+
+    assert (caught.value.writer_epoch, caught.value.current_epoch) == (2, 3)
+    assert filled.files("") == before
+
+
 def test_a_writer_that_slept_through_a_collection_of_its_number_is_not_acknowledged(filled):
     store, hooked = filled.process()
     zombie = store.writer()
