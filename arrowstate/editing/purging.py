@@ -24,11 +24,12 @@ from arrowstate.files.savepoint_rows import cutoff_of
 from arrowstate.files.subtasks import restored_watermark, subtasks_of, whole_operators
 from arrowstate.html import table_html
 from arrowstate.log.commit_log import CommitLog
+from arrowstate.log.entries import STORE_PATH
 from arrowstate.log.jobs import drop_reports
 from arrowstate.query.expiry import UPDATED_COLUMN
 from arrowstate.query.state import StateReader
 from arrowstate.state.backend.keyed import KeyedStateBackend
-from arrowstate.storage.base import Storage
+from arrowstate.storage.base import Storage, listed_pages
 from arrowstate.table.run import Run
 from arrowstate.upkeep.collection import recorded_collection
 from arrowstate.upkeep.collection_plan import plan_collection
@@ -92,7 +93,8 @@ class PurgeReport:
     held_by: tuple[Holder, ...]
     "The checkpoints that still hold what is gone; when none does any more, purge once more."
     savepoints: tuple[str, ...]
-    "The savepoints inside the store, which are copies: each may hold the rows. Those elsewhere nobody knows."
+    """The savepoints inside the store, which are copies: each may hold the rows. Those in `savepoints/` are told by
+    their names, those in other folders by their places. Savepoints elsewhere nobody knows."""
     unreferenced: int = 0
     """How many files are left that no checkpoint refers to. An attempt that died may have written them: they wait for
     the end of a grace period, see `StateStore.collect`; or nobody knows what they are."""
@@ -198,9 +200,16 @@ def _fences(log: CommitLog) -> list[LogEntryDocument]:
 
 
 def savepoints_in(storage: Storage) -> tuple[str, ...]:
-    """Return the names of the savepoints inside a store."""
-    paths = storage.list("savepoints/")
-    return tuple(sorted({path.split("/")[1] for path in paths if path.count("/") >= 2}))
+    """Return the savepoints inside a store: the names of those in `savepoints/`, the places of others."""
+    named: set[str] = set()
+    stores: set[str] = set()
+    for path in chain.from_iterable(listed_pages(storage, "")):
+        folder, _, rest = path.partition("/")
+        if folder == "savepoints" and "/" in rest:
+            named.add(rest.partition("/")[0])
+        elif path.endswith(f"/{STORE_PATH}"):
+            stores.add(f"{storage.url.rstrip('/')}/{path.removesuffix(f'/{STORE_PATH}')}")
+    return (*sorted(named), *sorted(stores))
 
 
 def holders(

@@ -140,6 +140,10 @@ HOLDERS = {
         ["dead letters op_dead_letters.rows (1 rows)"],
     ),
     "a savepoint": ({"before": lambda store: store.savepoint(f"s{store.latest().checkpoint_id}")}, ["savepoint s1"]),
+    "a savepoint in another folder": (
+        {"before": lambda store: store.savepoint(f"{store.storage.url}/backups/day-{store.latest().checkpoint_id}")},
+        ["savepoint ", "/backups/day-1"],
+    ),
 }
 
 
