@@ -32,6 +32,7 @@ from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import RestartStatus
 from arrowstate.runtime.core.in_flight import InFlightStates
 from arrowstate.runtime.drivers.inline import Inline, InlineDriver
+from arrowstate.runtime.drivers.ready import ReadySlots
 from arrowstate.runtime.drivers.timed import TimedDriver
 from arrowstate.runtime.graph import Declared, Graph, Mode, SinkNode, SourceNode, StatefulNode
 from arrowstate.runtime.lease import JobLease
@@ -55,8 +56,6 @@ from arrowstate_formats.key_groups import check_max_parallelism, default_max_par
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyRelation
-
-    from arrowstate.runtime.drivers.ready import ReadySlots
 
 
 class Driver(Protocol):
@@ -94,7 +93,7 @@ class RunningJob:
         store: StateStore,
         mode: Mode,
         seed: int,
-        committer: Committer,
+        take: Callable[[], Committer],
         ready: ReadySlots | None = None,
     ) -> None:
         self._job = job
@@ -102,7 +101,6 @@ class RunningJob:
         "The store of the job, to read."
         self._mode = mode
         self._seed = seed
-        self._committer = committer
         self._rescales = threading.Lock()
         "Held while the job is rescaled: of two rescales one comes after the other."
         self._changed = threading.Condition()
@@ -110,22 +108,32 @@ class RunningJob:
         self._parallelism = job.parallelism
         self._max_parallelism = _max_parallelism(job, self._newest())
         self._driver: Any = None
-        self._ready = ready
         is_beside = mode != "inline"
-        # A job whose clock stands still has no lease.
-        self._reporter = self._make_reporter() if is_beside else None
-        collector = collector_of_writer(
-            store.storage,
-            job.retention,
-            epoch=committer.epoch,
-            clock_ms=store.clock_ms,
-            new_id=store.new_id,
-            is_beside=is_beside,
-        )
         publisher = publisher_of_writer(
             store.storage,
             store.store_id,
             job.publish,
+            clock_ms=store.clock_ms,
+            new_id=store.new_id,
+            is_beside=is_beside,
+        )
+        # What can be refused is refused before the fence is taken, which ends the job that runs.
+        made = None
+        if mode == "processes" and ready is None:
+            made = ReadySlots(job, _setting(job, store, self._parallelism, self._max_parallelism), loads_all=False)
+        self._ready = ready or made
+        try:
+            self._committer = take()
+            # A job whose clock stands still has no lease.
+            self._reporter = self._make_reporter() if is_beside else None
+        except BaseException:
+            if made is not None:
+                made.close()
+            raise
+        collector = collector_of_writer(
+            store.storage,
+            job.retention,
+            epoch=self._committer.epoch,
             clock_ms=store.clock_ms,
             new_id=store.new_id,
             is_beside=is_beside,
@@ -544,7 +552,7 @@ def start(job: Declared, mode: Mode, seed: int) -> RunningJob:
     if job.from_savepoint is not None:
         begin_from(job, store, job.from_savepoint)
     check_store(job, CommitLog(store.storage).history().checkpoint, store.storage)
-    return RunningJob(job, store, mode, seed, committer_of(store))
+    return RunningJob(job, store, mode, seed, lambda: committer_of(store))
 
 
 def committer_of(store: StateStore, check: Callable[[CommittedEntry | None], None] | None = None) -> Committer:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
+from arrowstate.checkpoints.committing import Committer
 from arrowstate.errors import ArrowStateError, FencedError, InvalidInputError, JobFailedError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
@@ -273,8 +274,12 @@ class Standby:
             begin_from(job, store, job.from_savepoint)
             raise OvertakenError
         check_store(job, newest, store.storage)
-        committer = committer_of(store, self._watch.check)
-        _logger.warning("%s: the job is taken over, by %s", store.url, holder_name())
-        running = RunningJob(job, store, self._mode, 0, committer, self._ready)
+
+        def take() -> Committer:
+            committer = committer_of(store, self._watch.check)
+            _logger.warning("%s: the job is taken over, by %s", store.url, holder_name())
+            return committer
+
+        running = RunningJob(job, store, self._mode, 0, take, self._ready)
         self._ready = None
         return running

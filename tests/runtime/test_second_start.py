@@ -1,13 +1,14 @@
 """A job that starts again with other columns, or another kind of source or sink, than its store has."""
 
 import re
+import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
-from arrowstate.errors import IncompatibleStateError, JobFailedError, SourceError
+from arrowstate.errors import IncompatibleStateError, InvalidInputError, JobFailedError, SourceError
 from arrowstate.runtime import FileSource, FunctionSink, GeneratorSource, Job, OutputTable, Restart, Sink, TableSource
 
 ROWS = pa.table({"user": ["ann", "bob", "ann"], "amount": [1, 2, 3]})
@@ -23,6 +24,10 @@ class Totals(arrowstate.BatchFunction):
 
 def numbered(first, count):
     return ROWS.slice(first, count).combine_chunks().to_batches()[0]
+
+
+def endless(first, count):
+    return pa.record_batch({"user": ["ann"] * count, "amount": pa.array(range(first, first + count), pa.int64())})
 
 
 def keyed(store, key):
@@ -46,6 +51,43 @@ def test_another_key_is_refused_before_a_row_is_read():
     finished = keyed("memory://second-key", ["user"]).run(mode="inline")
     assert stopped.sql("select finished from rows.splits").fetchall() == [(False,)]
     assert sorted(finished.sql("select user, total from totals.total").fetchall()) == [("ann", 4), ("bob", 2)]
+
+
+def too_many_slots(store):
+    job = keyed(store, ["user"])
+    job.parallelism = 500
+    return job
+
+
+def cannot_be_pickled(store):
+    job = Job(store)
+    lock = threading.Lock()
+    source = GeneratorSource(lambda first, count: lock and numbered(first, count), ROWS.schema)
+    job.source(source, uid="rows").stateful(Totals(), key=["user"], uid="totals")
+    return job
+
+
+def published_into_itself(store):
+    job = Job(store, publish=store / "tables")
+    job.source(TableSource(ROWS), uid="rows").stateful(Totals(), key=["user"], uid="totals")
+    return job
+
+
+@pytest.mark.parametrize("other", [too_many_slots, cannot_be_pickled, published_into_itself])
+def test_a_start_that_is_refused_leaves_the_job_alone_that_runs(tmp_path, other):
+    store = tmp_path / "store"
+    job = Job(store, options=arrowstate.CheckpointOptions(interval_ms=None))
+    source = GeneratorSource(endless, ROWS.schema, rows_per_second=100)
+    job.source(source, uid="rows").stateful(Totals(), key=["user"], uid="totals")
+    with job.start(mode="threads") as running:
+        running.checkpoint()
+
+        with pytest.raises(InvalidInputError):
+            other(store).start()
+
+        running.checkpoint()
+        assert running.status().state == "running"
+        assert running.store.health().status in ("starting", "up")
 
 
 def test_another_kind_of_source_under_the_uid_is_refused(tmp_path):

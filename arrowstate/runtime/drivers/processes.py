@@ -67,11 +67,11 @@ class ProcessSlots:
         setting: Setting,
         post: Callable[[Callable[[Any], None]], None],
         *,
-        is_ready: bool = False,
+        loads_all: bool = False,
     ) -> None:
         self._post = post
         # Kernels are loaded before rows come, if there is time for it.
-        self._loads_all = is_ready
+        self._loads_all = loads_all
         self._timeout_ms = job.task_timeout_ms
         if not hasattr(socket, "send_fds"):
             raise InvalidInputError(

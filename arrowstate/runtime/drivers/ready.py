@@ -14,14 +14,14 @@ Event = Callable[[Any], None]
 
 
 class ReadySlots:
-    """The slots of a job that another process still runs."""
+    """The slots of a job that another process still runs; with `loads_all` they load what they do not need at once."""
 
-    def __init__(self, job: Declared, setting: Setting) -> None:
+    def __init__(self, job: Declared, setting: Setting, *, loads_all: bool = True) -> None:
         self.setting = setting
         self._lock = threading.Lock()
         self._post: Callable[[Event], None] | None = None
         self._held: list[Event] = []
-        self._slots = ProcessSlots(job, setting, self._hear, is_ready=True)
+        self._slots = ProcessSlots(job, setting, self._hear, loads_all=loads_all)
 
     @property
     def are_alive(self) -> bool:
