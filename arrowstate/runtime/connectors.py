@@ -15,6 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from arrowstate.errors import SourceError
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -208,6 +210,18 @@ class Source(ABC):
     @abstractmethod
     def reader(self) -> Reader:
         """Return a reader for a slot, which has no splits yet."""
+
+
+def check_follows(begins: str, finished: Sequence[Split]) -> None:
+    """Refuse splits that were read to their end for a source that has none; `begins` is how it says where to begin."""
+    if finished:
+        split = finished[0]
+        raise SourceError(
+            split.id,
+            split.position,
+            "it was read to its end, for the source was bounded, so what came later would never be read; give "
+            f"it another uid and say by {begins} where it begins, or set finished to false in its splits by an edit",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,6 +298,14 @@ def test_a_checkpoint_of_other_topics_is_refused(kafka, topic):
         source(kafka, "a").check_splits([Split("a-0", 1)], [Split("a-b-0", 7)])
 
 
+def test_partitions_that_were_read_to_their_end_are_followed_by_nobody_who_is_not_told(kafka):
+    finished = [Split("a-0", 7)]
+
+    source(kafka, "a", is_bounded=True).check_splits([], finished)
+    with pytest.raises(SourceError, match=r"bounded, so what came later would never be read.*say by start= where"):
+        source(kafka, "a").check_splits([Split("a-1", 3)], finished)
+
+
 def test_brokers_that_are_away_are_told_at_a_start_and_waited_for_later():
     given = source(f"127.0.0.1:{free_port()}", "t", timeout_ms=300)
 

@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.types import LongType
 
+import arrowstate
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.publish.deletes import DeadRows
 from arrowstate.runtime import Batch, DeltaSource, EndOfSplit, IcebergSource, Job, OutputTable, Reader, Source, Split
@@ -218,6 +219,33 @@ def test_a_job_that_was_stopped_begins_after_what_it_read(place: Delta | Iceberg
         job().run(mode="inline")
     with pytest.raises(SourceError, match="splits of a source with other arguments"):
         job(splits=2).run(mode="inline")
+
+
+def test_a_table_that_was_read_to_its_end_is_followed_by_nobody_who_is_not_told(
+    place: Delta | Iceberg, tmp_path: Path
+) -> None:
+    place.make(SCHEMA)
+    place.append(numbers(0, 3))
+
+    def job(**options: Any) -> Job:
+        made = Job(tmp_path / "store")
+        made.source(place.source(**options), uid="table").sink(OutputTable("copy"))
+        return made
+
+    job(is_bounded=True).run(mode="inline")
+    place.append(numbers(3, 2))
+    with pytest.raises(
+        SourceError, match=r"bounded, so what came later.*say by (version|snapshot_id)= where it begins"
+    ):
+        job().start(mode="inline")
+    assert job(is_bounded=True).run(mode="inline").operator_state("copy", "rows").num_rows == 3
+
+    with arrowstate.open_store(tmp_path / "store").edit() as edit:
+        edit.update("table.splits", set={"finished": False})
+        edit.commit()
+    with job().start(mode="inline") as running:
+        while running.checkpoint().operator_state("copy", "rows").num_rows < 5:
+            running.go_on(10)
 
 
 def test_versions_that_are_gone_are_told_and_not_passed_over(place: Delta | Iceberg) -> None:

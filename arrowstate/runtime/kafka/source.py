@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, SourceError, UnavailableError
-from arrowstate.runtime.connectors import Batch, EndOfSplit, Reader, Source, Split, UnreadRows
+from arrowstate.runtime.connectors import Batch, EndOfSplit, Reader, Source, Split, UnreadRows, check_follows
 from arrowstate.runtime.kafka.client import Client, error_of
 from arrowstate.runtime.kafka.formats import Decode, Format, RawFormat
 from arrowstate_formats.integers import check_integer
@@ -193,7 +193,7 @@ class KafkaSource(Source):
         return pa.schema(fields).remove_metadata()
 
     def check_splits(self, begun: Sequence[Split], finished: Sequence[Split]) -> None:
-        """Refuse partitions of topics that this source does not read."""
+        """Refuse partitions of topics that this source does not read, and those that it would never read on."""
         for split in (*begun, *finished):
             topic, partition = parts_of(split.id)
             if topic not in self.topics or partition < 0:
@@ -204,6 +204,8 @@ class KafkaSource(Source):
                     f"{', '.join(map(repr, self.topics))}; read that topic too, or give the source another uid, under "
                     "which it begins anew",
                 )
+        if not self.is_bounded:
+            check_follows("start=", finished)
 
     def discover(self, known: Collection[str]) -> Sequence[Split]:
         """Return the partitions that are not known yet, with the offset of the first message to read of each."""

@@ -127,6 +127,7 @@ class DeltaSource(OpenTableSource):
     >>> reader.close(); folder.cleanup()
     """
 
+    begins = "version="
     position_type = pa.struct(
         {"version": pa.int64(), **FILE_AND_ROW, "is_snapshot": pa.bool_(), "table_id": pa.string()}
     )

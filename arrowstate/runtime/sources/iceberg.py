@@ -105,6 +105,7 @@ class IcebergSource(OpenTableSource):
     >>> reader.close(); catalog.close(); folder.cleanup()
     """
 
+    begins = "snapshot_id="
     position_type = pa.struct(
         {
             "step": pa.int64(),

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, SourceError
-from arrowstate.runtime.connectors import Reader, Source, Split
+from arrowstate.runtime.connectors import Reader, Source, Split, check_follows
 from arrowstate.runtime.sources.reading import ChunkedSplit, Looks, SplitsReader, check_names, row_number
 from arrowstate_formats.integers import check_integer
 
@@ -61,6 +61,9 @@ class Follower:
 class OpenTableSource(Source):
     """The splits of a table, and their positions."""
 
+    begins: str
+    """The argument that says where the source begins."""
+
     def __init__(
         self,
         *,
@@ -91,8 +94,10 @@ class OpenTableSource(Source):
         return [f"{number} of {self.splits}" for number in range(self.splits)]
 
     def check_splits(self, begun: Sequence[Split], finished: Sequence[Split]) -> None:
-        """Refuse another number of splits, and positions from which the table cannot be read on."""
+        """Refuse another number of splits, and positions from which the table cannot, or would not, be read on."""
         check_names(self.split_names(), [*begun, *finished])
+        if not self.is_bounded:
+            check_follows(self.begins, finished)
         follower = self.follower()
         try:
             for split in begun:
