@@ -8,7 +8,7 @@ from typing import Any
 
 from arrowstate.cli.messages import tell_error
 from arrowstate.cli.output import print_json, print_table
-from arrowstate.errors import InvalidInputError, StorageError
+from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.publish.publication import Publication, Publish, open_publisher
 from arrowstate.store import open_store
 
@@ -31,7 +31,7 @@ def publish(options: argparse.Namespace) -> int:
             publication = publisher.publish()
         except InvalidInputError:
             raise
-        except StorageError as error:
+        except (ArrowStateError, OSError) as error:
             # What failed costs freshness only; the next look goes on.
             tell_error(type(error).__name__, str(error), as_json=options.json)
             continue

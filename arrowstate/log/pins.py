@@ -194,6 +194,12 @@ def read_tag(storage: Storage, name: str) -> Pin | None:
     return _read_pin(storage, f"{TAG_FOLDER}{name}.json", strict=True)
 
 
+def confirm_tag(storage: Storage, name: str, entry: ParentDocument) -> bool:
+    """Whether a tag that somebody else puts is there, is of an entry and came in time; one that did not is removed."""
+    there = read_tag(storage, name)
+    return there is not None and there.entry == entry and _confirm(storage, there.path, entry, boundaries(storage))
+
+
 def delete_tag(storage: Storage, name: str) -> None:
     """Remove a tag; what it kept is dropped by the next collection that does not keep it for another reason."""
     path = f"{TAG_FOLDER}{check_tag_name(name)}.json"

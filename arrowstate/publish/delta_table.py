@@ -23,7 +23,14 @@ import pyarrow as pa
 import xxhash
 from msgspec import Struct
 
-from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, StorageError
+from arrowstate.errors import (
+    CheckpointNotFoundError,
+    CollectedError,
+    CorruptDataError,
+    InvalidInputError,
+    MissingFileError,
+    StorageError,
+)
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.publish.content import TableContent, TableFile, place_of, written
 from arrowstate.publish.deletes import write_delta_vector
@@ -269,7 +276,13 @@ class DeltaTable:
                     # It was dropped, and no version that is listed has a row of it.
                     return None
             new = self._new(before, checkpoints)
-            after = self._committed(before, new, checkpoints, holding)
+            try:
+                after = self._committed(before, new, checkpoints, holding)
+            except (CheckpointNotFoundError, CollectedError, CorruptDataError):
+                # The newest was collected as soon as a newer one was there.
+                if not checkpoints.has_newer():
+                    raise
+                continue
             if after is not None:
                 if self._is_erasing:
                     self._checkpointed(after, is_last=True)

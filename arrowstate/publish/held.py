@@ -17,7 +17,7 @@ from arrowstate.files.references import ReferenceReader
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
-from arrowstate.log.pins import TAG_FOLDER, put_tag, read_pins, read_tag
+from arrowstate.log.pins import TAG_FOLDER, confirm_tag, put_tag, read_pins, read_tag
 from arrowstate.publish.content import CheckpointTables, place_of
 from arrowstate.publish.types import TableForm
 from arrowstate.storage.base import Storage, listed_level
@@ -114,6 +114,12 @@ class Checkpoints:
         self._walked = [newest]
         self._tables: dict[int, CheckpointTables] = {}
 
+    def has_newer(self) -> bool:
+        """Take the log as it is now; return whether its newest checkpoint is another one."""
+        before = self.newest.as_parent
+        self.look_again()
+        return self.newest.as_parent != before
+
     @property
     def newest_tables(self) -> CheckpointTables:
         return self.tables(self.newest)
@@ -161,12 +167,14 @@ class Holding:
         self._storage, self._clock_ms, self._new_id = storage, clock_ms, new_id
         self._says = {PLACE_KEY: {"url": place_of(target), "format": form.format, "version": form.version}}
         self._start = f"{OWN_TAGS}{xxhash.xxh3_64_hexdigest(place_of(target).encode())[:8]}-"
+        self._sure: dict[str, ParentDocument] = {}
         self.look_again()
 
     def look_again(self) -> None:
         """Take the tags as they are now."""
         pins = {pin.tag: pin.entry for pin in read_pins(self._storage) if pin.tag is not None}
         self._held = {tag: entry for tag, entry in pins.items() if tag.startswith(self._start)}
+        self._sure = {tag: entry for tag, entry in self._sure.items() if self._held.get(tag) == entry}
         self.tags = {tag: entry for tag, entry in pins.items() if not tag.startswith(OWN_TAGS)}
 
     def has(self, number: int, digest: str) -> bool:
@@ -175,9 +183,12 @@ class Holding:
         return found is not None and found.xxh3_128 == digest
 
     def hold(self, entry: CommittedEntry, *, is_needed: bool) -> bool:
-        """Hold a checkpoint; return whether it is held, or raise if one that is needed is gone."""
+        """Hold a checkpoint; return whether it is held, or raise if one that is needed is gone.
+
+        A tag that is there does not say that yet: who puts one looks afterwards whether it came in time.
+        """
         tag, document = f"{self._start}{entry.document.number}", entry.document
-        if self._held.get(tag) == entry.as_parent:
+        if self._sure.get(tag) == entry.as_parent:
             return True
         assert document.checkpoint_id is not None, "a fence is no checkpoint"
         try:
@@ -189,16 +200,14 @@ class Holding:
                 raise
             is_held = False
         if is_held:
-            self._held[tag] = entry.as_parent
+            self._held[tag] = self._sure[tag] = entry.as_parent
         elif is_needed:
             raise CheckpointNotFoundError(document.checkpoint_id, [])
         return is_held
 
     def _put(self, tag: str, entry: CommittedEntry, files: Collection[str]) -> bool:
-        there = read_tag(self._storage, tag)
-        if there is not None:
-            # Another publisher to the same place has put it.
-            return there.entry == entry.as_parent
+        if read_tag(self._storage, tag) is not None:
+            return self._has_put(tag, entry)
         checkpoint_id = entry.document.checkpoint_id
         assert checkpoint_id is not None, "a fence is no checkpoint"
         try:
@@ -213,8 +222,11 @@ class Holding:
                 extensions=self._says,
             )
         except InvalidInputError:
-            there = read_tag(self._storage, tag)
-            return there is not None and there.entry == entry.as_parent
+            return self._has_put(tag, entry)
+
+    def _has_put(self, tag: str, entry: CommittedEntry) -> bool:
+        """Whether another publisher to the same place has put a tag, and in time."""
+        return confirm_tag(self._storage, tag, entry.as_parent)
 
     def release(self, listed: Collection[int]) -> None:
         """Hold no more what no table lists."""
@@ -222,3 +234,4 @@ class Holding:
             if int(tag.removeprefix(self._start)) not in listed:
                 self._storage.delete(f"{TAG_FOLDER}{tag}.json")
                 del self._held[tag]
+                self._sure.pop(tag, None)

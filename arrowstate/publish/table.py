@@ -18,8 +18,16 @@ from typing import Any
 
 import xxhash
 from msgspec import Struct
+from msgspec.structs import replace
 
-from arrowstate.errors import CorruptDataError, InvalidInputError, MissingFileError, StorageError
+from arrowstate.errors import (
+    CheckpointNotFoundError,
+    CollectedError,
+    CorruptDataError,
+    InvalidInputError,
+    MissingFileError,
+    StorageError,
+)
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.publish.content import TableFile, place_of, written
 from arrowstate.publish.deletes import write_positions, write_puffin
@@ -155,6 +163,11 @@ class _Plan(Struct, frozen=True):
     tags: dict[str, int]
     "The number of the log entry of each tag of the store."
 
+    @property
+    def lists_again(self) -> bool:
+        """Whether there is a checkpoint among the new ones that is older than the base, as of a tag that came late."""
+        return self.base is not None and any(entry.document.number <= _number(self.base) for entry in self.new)
+
     def changes_nothing(self, before: Version) -> bool:
         """Whether a version lists all that already."""
         snapshots = before.metadata["snapshots"]
@@ -228,6 +241,7 @@ class Table:
         """Return the version that has the newest checkpoint, and whether it was made here; None where there is none."""
         # A manifest that goes on from another has the bounds of the files that it dropped.
         is_damaged = self._is_erasing
+        is_new = False
         for _ in range(ATTEMPTS):
             before = self.newest()
             if before is not None and not self.is_own(before):
@@ -251,11 +265,19 @@ class Table:
             if not is_there and all(_is_empty(item) for item in plan.kept):
                 # It was dropped, and no checkpoint that is listed has a row of it.
                 return None
+            try:
+                new = [item for item in plan.new if holding.hold(item, is_needed=item is checkpoints.newest)]
+            except (CheckpointNotFoundError, CollectedError, CorruptDataError):
+                # It was collected as soon as a newer one was there.
+                if not checkpoints.has_newer():
+                    raise
+                holding.look_again()
+                continue
+            plan = replace(plan, new=new)
             if before is not None and plan.changes_nothing(before):
                 # Who made the version may have died before its hint.
                 self._hint(before.number)
-                return before, False
-            new = [item for item in plan.new if holding.hold(item, is_needed=item is checkpoints.newest)]
+                return before, is_new
             added = [PublishedCheckpoint(entry, checkpoints.tables(entry)) for entry in new]
             try:
                 metadata = self.metadata_after(before, base=plan.base, kept=plan.kept, new=added, refs=plan.tags)
@@ -266,8 +288,13 @@ class Table:
                 is_damaged = True
                 continue
             after = self.commit(before, metadata)
-            if after is not None:
+            is_new = is_new or after is not None
+            if after is not None and not plan.lists_again:
                 return after, True
+            # Another publisher was first; or it lets go of a checkpoint that is listed again by a tag, if it knows that
+            # the tag is gone.
+            checkpoints.look_again()
+            holding.look_again()
         raise StorageError(self.folder, f"other publishers were first {ATTEMPTS} times; let one publish at a time")
 
     def _plan(

@@ -9,7 +9,15 @@ import pytest
 import arrowstate
 from arrowstate.cli import main
 from arrowstate.cli import publish as command
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import (
+    CheckpointNotFoundError,
+    CommitUnknownError,
+    CorruptDataError,
+    InvalidInputError,
+    StorageError,
+    StorageFullError,
+)
+from arrowstate.publish.publication import Publisher
 from arrowstate.runtime import Job, OutputTable, TableSource
 from publications import compared, compared_delta, metadata_of
 from stores import TOTAL, commit, totals_from
@@ -120,6 +128,42 @@ def test_the_command_publishes_and_watches(tmp_path, capsys, monkeypatch):
     lines = [line for line in capsys.readouterr().out.splitlines() if "op.total" in line]
     assert (code, len(lines)) == (130, 2)
     assert compared(store, store.publish(tmp_path / "tables", version=2), by_pyiceberg) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StorageError("op/total", "the disk is gone"),
+        CommitUnknownError("op/total", "9b2e", "connection lost"),
+        StorageFullError("op/total", "no space left"),
+        CheckpointNotFoundError(1, [2]),
+        CorruptDataError("op/total", "truncated"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_command_watches_on_after_a_publication_that_failed(tmp_path, capsys, monkeypatch, error):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    commit(store, {"op": [totals_from()]})
+
+    def fail(_):
+        commit(store, {"op": [totals_from(1)]}, allow_dropped_state=True)
+        raise error
+
+    def stop(_):
+        raise KeyboardInterrupt
+
+    calls = iter([Publisher.publish, fail, Publisher.publish, stop])
+
+    def publish(publisher):
+        return next(calls)(publisher)
+
+    monkeypatch.setattr(command.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(Publisher, "publish", publish)
+
+    code = main(["publish", store.url, "--to", str(tmp_path / "tables"), "--watch"])
+
+    told = capsys.readouterr()
+    assert (code, str(error) in told.err, told.out.count("op.total")) == (130, True, 2)
 
 
 @pytest.mark.parametrize("version", [3, 2])

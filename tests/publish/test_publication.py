@@ -14,8 +14,10 @@ from deltalake import write_deltalake
 
 import arrowstate
 from arrowstate.errors import CommitUnknownError, InvalidInputError, NotFoundError, StorageError
+from arrowstate.publish.held import OWN_TAGS, Holding
 from arrowstate.publish.publication import Publish, Publisher
 from arrowstate.publish.table import Files
+from arrowstate.publish.types import TableForm
 from arrowstate.storage.registry import open_storage
 from arrowstate.testing import Crashed, Fault, FaultyStorage
 from arrowstate.testing.faults import faults_of
@@ -124,6 +126,90 @@ def test_of_two_publishers_at_once_one_makes_the_version_and_both_say_so(tmp_pat
     assert [publication.tables[0].version, publication.tables[0].is_new] == [1, False]
     assert others[0].tables[0].is_new
     compared(store, others[0], by_pyiceberg)
+
+
+def held_numbers(store):
+    """The log numbers of the checkpoints that publications hold."""
+    return sorted(int(tag.rpartition("-")[2]) for tag in store.tags() if tag.startswith(OWN_TAGS))
+
+
+def listed_numbers(publication):
+    """The log numbers of the checkpoints that the newest version of the only table lists."""
+    folder = Path(publication.tables[0].metadata.removeprefix("file://")).parent
+    newest = (folder / "version-hint.text").read_text()
+    snapshots = json.loads((folder / f"v{newest}.metadata.json").read_bytes())["snapshots"]
+    return sorted(int(item["summary"]["arrowstate.log-number"]) for item in snapshots)
+
+
+@pytest.mark.parametrize("when", ["op/total/metadata/version-hint.text", "op/total/metadata/v4.metadata.json"])
+def test_a_publisher_that_saw_a_tag_which_is_removed_lists_no_checkpoint_that_another_let_go_of(tmp_path, when):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    for start in range(3):
+        commit(store, {"op": [totals_from(start)]}, allow_dropped_state=True)
+        if start == 0:
+            store.tag("gold", 1)
+        publication = store.publish(tmp_path / "tables", history=1)
+    target = open_storage(tmp_path / "tables")
+
+    def choose(call):
+        if call.path == when and "gold" in store.tags():
+            store.untag("gold")
+            store.publish(tmp_path / "tables", history=1)
+
+    slow = FaultyStorage(target, choose)
+    Publisher(store.storage, store.store_id, slow, Publish(to=target.url, history=1)).publish()
+
+    assert "gold" not in store.tags()
+    assert listed_numbers(publication) == held_numbers(store)
+    assert len(held_numbers(store)) == 1
+
+
+@pytest.mark.parametrize("format", ["iceberg", "delta"])
+def test_a_newest_checkpoint_that_is_collected_before_it_is_held_gives_way_to_the_next(tmp_path, format):
+    """As where a job keeps one checkpoint and makes one each second."""
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    commit(store, {"op": [totals_from()]})
+    target = open_storage(tmp_path / "tables", create=True)
+
+    def choose(call):
+        if call.path.startswith("tags/") and call.verb == "put_if_absent" and store.latest().checkpoint_id == 1:
+            commit(store, {"op": [totals_from(5)]}, allow_dropped_state=True)
+            store.collect(arrowstate.RetentionPolicy(count=1)).apply()
+
+    own = FaultyStorage(store.storage, choose)
+    publication = Publisher(own, store.store_id, target, Publish(to=target.url, format=format)).publish()
+
+    assert (publication.checkpoint_id, publication.tables[0].checkpoint_id) == (2, 2)
+    assert len(held_numbers(store)) == 1
+
+
+def test_a_tag_that_another_publisher_has_put_too_late_holds_nothing(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    target = open_storage(tmp_path / "tables", create=True)
+    for start in range(3):
+        commit(store, {"op": [totals_from(start)]}, allow_dropped_state=True)
+    entries = list(store._log.history().checkpoints())
+    # A collection that is killed when it has said what it deletes.
+    dying = FaultyStorage(store.storage, lambda call: Fault.CRASH_BEFORE if call.verb == "delete" else None)
+    with pytest.raises(Crashed):
+        arrowstate.StateStore(dying, store.store_id).collect(arrowstate.RetentionPolicy(count=1)).apply()
+    calls, answers = [], []
+
+    def held(storage, entry):
+        holding = Holding(storage, target, TableForm("iceberg", 3), store.clock_ms, store.new_id)
+        return holding.hold(entry, is_needed=False)
+
+    def choose(call):
+        # The tag is there, and it was not yet looked whether it came in time.
+        if calls and calls[-1].verb == "put_if_absent":
+            answers.append(held(store.storage, entry))
+        calls.append(call)
+
+    for entry in entries:
+        answers.append(held(FaultyStorage(store.storage, choose), entry))
+
+    assert answers == [True, True, False, False, False, False]
+    assert held_numbers(store) == [entries[0].document.number]
 
 
 def test_a_publication_of_a_collected_store_lists_only_what_is_there(tmp_path):
