@@ -13,6 +13,7 @@ import arrowstate
 from arrowstate.errors import (
     CheckpointNotFoundError,
     InvalidInputError,
+    KeyTypeError,
     NotFoundError,
     StateNotFoundError,
 )
@@ -417,6 +418,52 @@ def test_a_key_of_several_columns_has_a_history(store):
     assert store.sql(query).fetchall() == [(1, 1), (2, 1), (2, 5)]
     with pytest.raises(InvalidInputError, match="all columns"):
         store.sql("from arrowstate.history('counter.clicks', 'ann')")
+
+
+NESTED = pa.struct([("k", pa.int64()), ("b", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "found"),
+    [
+        (pa.array([5, 6]), "5.0", [(1,)]),
+        (pa.array([5, 6]), "5.0::double", [(1,)]),
+        (pa.array([5, 6]), "[6, 5]", [(1,), (2,)]),
+        (pa.array([5, 6]), "5.5", "got Decimal"),
+        (pa.array([5, 6]), "{'k': 5.5}", "got Decimal"),
+        (pa.array([5, 6]), "{'other': 5}", "got {'other': 5}"),
+        (pa.array([1.5, 0.0]), "1.5", [(1,)]),
+        (pa.array([1.5, 0.0]), "-0.0", [(2,)]),
+        (pa.array([[5, 6], []]), "[5, 6]", [(1,)]),
+        (pa.array([[5, 6], []]), "[[5, 6], []]", [(1,), (2,)]),
+        (pa.array([(5, "x"), (6, "x")], NESTED), "{'k': 5, 'b': 'x'}", [(1,)]),
+        (pa.array([(5, "x"), (6, "x")], NESTED), "{'k': 5.5, 'b': 'x'}", "got {'k': Decimal"),
+    ],
+)
+def test_a_key_in_a_query_is_the_one_that_it_equals_or_none(tmp_path, key, written, found):
+    store = arrowstate.open_store(tmp_path, create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", key.type)]), max_parallelism=4)
+    backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(key, [1, 2])
+    commit(store, {"op": [backend]})
+    query = f"select v from arrowstate.history('op.v', {written}) order by v"
+
+    if isinstance(found, list):
+        assert store.sql(query).fetchall() == found
+    else:
+        with pytest.raises(KeyTypeError, match=found):
+            store.sql(query).fetchall()
+
+
+def test_a_key_of_several_columns_is_refused_by_the_column_that_does_not_fit():
+    store = arrowstate.open_store("memory://keys-of-columns-in-queries", create=True)
+    key = pa.schema([("a", pa.int64()), ("f", pa.float64())])
+    backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=4)
+    backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(pa.table({"a": [5], "f": [1.5]}), [1])
+    commit(store, {"op": [backend]})
+
+    assert store.sql("select v from arrowstate.history('op.v', {'a': 5, 'f': 1.5})").fetchall() == [(1,)]
+    with pytest.raises(KeyTypeError, match="a: int64, got 'x'"):
+        store.sql("from arrowstate.history('op.v', {'a': 'x', 'f': 1.5})")
 
 
 def test_a_difference_has_counts_and_rows(store):

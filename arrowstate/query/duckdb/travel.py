@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +26,8 @@ from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.query.expiry import Seen
 from arrowstate.query.key_history import KeyHistory
 from arrowstate.query.state import KEY_GROUP_COLUMN, StateReader
+from arrowstate.schema.keys import key_columns
+from arrowstate.schema.types import is_list
 from arrowstate.storage.base import Storage
 from arrowstate.table.segment import HASH_COLUMN
 from arrowstate_formats.documents import LogEntryDocument
@@ -207,14 +211,36 @@ def _reference(text: str, state: Any) -> str:
 
 def _keys(text: str, key: Any, schema: pa.Schema) -> Any:
     """Return the key, or the list of keys, that a query gives, as a lookup takes them."""
-    keys = key if isinstance(key, list) else [key]
+    kind = schema.field(0).type
+    is_one = not isinstance(key, list) or (len(schema) == 1 and is_list(kind) and _fits([key], kind))
+    keys = [key] if is_one else key
     if len(schema) == 1:
-        single = [item[schema.names[0]] if isinstance(item, dict) and len(item) == 1 else item for item in keys]
-        return pa.array(single, schema.field(0).type) if _fits(single, schema.field(0).type) else single
+        fields = kind.names if pa.types.is_struct(kind) else []
+        named = [name for name in schema.names if name not in fields]
+        return _column([item[named[0]] if isinstance(item, dict) and [*item] == named else item for item in keys], kind)
     if not all(isinstance(item, dict) and set(item) == set(schema.names) for item in keys):
         example = ", ".join(f"'{name}': ..." for name in schema.names)
         raise InvalidInputError(f"{text} needs a key with all columns, as {{{example}}}, got {key!r}")
-    return pa.RecordBatch.from_pylist(keys, schema=schema)
+    columns = [
+        key_columns(_column([item[field.name] for item in keys], field.type), pa.schema([field])) for field in schema
+    ]
+    return pa.RecordBatch.from_arrays([column for (column,) in columns], schema=schema)
+
+
+def _column(values: list[Any], kind: pa.DataType) -> Any:
+    """Return values of a column of the key; a number is the key that it equals, whatever it is written as.
+
+    `1.5` is a decimal in SQL. What Arrow would round is left as it is, for a lookup to refuse.
+    """
+    if pa.types.is_floating(kind):
+        values = [float(value) if isinstance(value, Decimal) else value for value in values]
+    if pa.types.is_integer(kind):
+        return [int(value) if _is_whole(value) else value for value in values]
+    return pa.array(values, kind) if not pa.types.is_nested(kind) and _fits(values, kind) else values
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (float, Decimal)) and math.isfinite(value) and value == int(value)
 
 
 def _fits(values: Sequence[Any], kind: pa.DataType) -> bool:
