@@ -86,6 +86,14 @@ def open_savepoint_place(
     )
 
 
+def check_savepoint(target: Storage, format: RunFormat) -> None:
+    """Refuse a format that is none, and a place with files."""
+    if format not in get_args(RunFormat):
+        raise InvalidInputError(f"the format of a savepoint is one of {get_args(RunFormat)}, got {format!r}")
+    if target.list(""):
+        raise InvalidInputError(f"a savepoint needs an empty place, {target.url} holds files; choose another name")
+
+
 def recorded_savepoint(
     storage: Storage,
     store_id: str,
@@ -255,10 +263,7 @@ def _write(
     progress: Callable[[int, int], None] | None,
     wrote: Callable[[PartRecord], object],
 ) -> LogEntryDocument:
-    if format not in get_args(RunFormat):
-        raise InvalidInputError(f"the format of a savepoint is one of {get_args(RunFormat)}, got {format!r}")
-    if target.list(""):
-        raise InvalidInputError(f"a savepoint needs an empty place, {target.url} holds files; choose another name")
+    check_savepoint(target, format)
     started_at_ms = clock_ms()
     writing = _Writing(
         target,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 import time
@@ -18,7 +19,7 @@ from arrowstate.checkpoints.committing import Committer
 from arrowstate.checkpoints.importing import ClaimMode, import_checkpoint
 from arrowstate.errors import FencedError, IncompatibleStateError, InvalidInputError, JobFailedError, StoreNotFoundError
 from arrowstate.files.notes import begun_from
-from arrowstate.files.savepoint import open_savepoint_place, savepoint_place
+from arrowstate.files.savepoint import check_savepoint, open_savepoint_place, savepoint_place
 from arrowstate.functions.dead_letters import is_dead_letters
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry, newest_id, open_store_document
@@ -299,6 +300,7 @@ class RunningJob:
 
     def savepoint(self, name_or_path: str | Path, **options: Any) -> Snapshot:
         """Take an aligned checkpoint now, and write it as a savepoint; arguments as for `StateStore.savepoint`."""
+        self._check_savepoint(name_or_path, options)
         snapshot = self._checkpoint(aligned=True)
         return self.store.savepoint(name_or_path, checkpoint=snapshot.checkpoint_id, **options)
 
@@ -328,7 +330,11 @@ class RunningJob:
         JobFailedError
             If the job was waiting for its next attempt after a failure; the message says from which checkpoint the next
             start goes on. Also if it failed twice while it was being stopped, or if its strategy allows no new start.
+        InvalidInputError, StorageError
+            If a savepoint cannot be at this place, which may have files already; the job goes on.
         """
+        if savepoint is not None:
+            self._check_savepoint(savepoint, options)
         left = _Left(None, "")
         while True:
             driver = self._settled(left)
@@ -435,6 +441,16 @@ class RunningJob:
         for told in self._after_commits:
             told.close(is_last_due=driver.call(lambda job: job.error) is None)
         self._report()
+
+    def _check_savepoint(self, name_or_path: str | Path, options: Mapping[str, Any]) -> None:
+        """Refuse a savepoint that could not be written, before anything is done for it."""
+        given = inspect.signature(StateStore.savepoint).bind(self.store, name_or_path, **options)
+        given.apply_defaults()
+        storage_options = given.arguments["storage_options"]
+        check_savepoint(
+            open_savepoint_place(self.store.storage, name_or_path, storage_options, create=True),
+            given.arguments["format"],
+        )
 
     def _settled(self, left: _Left) -> Any:
         """Return what runs the job, when no other is about to take its place."""

@@ -201,6 +201,25 @@ def test_stop_with_a_savepoint_returns_it(tmp_path):
     assert (tmp_path / "saved").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("place", "given", "error"),
+    [
+        ("taken", {}, InvalidInputError),
+        ("saved", {"format": "csv"}, InvalidInputError),
+        ("saved", {"to": 1}, TypeError),
+    ],
+)
+def test_a_job_goes_on_that_is_to_stop_with_a_savepoint_that_cannot_be_written(tmp_path, place, given, error):
+    with declared(tmp_path, source=Endless(ROWS)).start(mode="threads") as running:
+        running.savepoint("taken")
+        for ask in (running.stop, running.savepoint):
+            with pytest.raises(error):
+                ask(place, **given)
+
+        assert running.status().state == "running"
+        assert running.stop("saved").storage.url.endswith("/saved")
+
+
 def windowed(folder, first, second=None, rules=(Watermarks("at"), Watermarks("at")), **options) -> Job:
     options.setdefault("options", CheckpointOptions(interval_ms=LONG_MS))
     options.setdefault("restart", Restart.none())
