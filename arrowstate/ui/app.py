@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from arrowstate.ui.catalog import Catalog
 from arrowstate.ui.guard import HEALTH, IS_KNOWN, Guard, Keys
 from arrowstate.ui.metrics import Sample, metrics_of, metrics_text
 from arrowstate.ui.site import Ask, Place, Site
-from arrowstate.ui.work import BusyError, Progress, Stop, TooSlowError
+from arrowstate.ui.work import BusyError, Progress, Stop, TooSlowError, in_thread
 
 _HERE = Path(__file__).parent
 _MOST_BODY = 1 << 20
@@ -192,8 +192,8 @@ async def _body(request: Request, most_bytes: int) -> bytes | None:
 
 async def _form(request: Request) -> dict[str, str] | None:
     """Return what a form sent, None if it is too long."""
-    body = await request.body()
-    if len(body) > _MOST_BODY:
+    body = await _body(request, _MOST_BODY)
+    if body is None:
         return None
     return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
 
@@ -352,7 +352,10 @@ class Answers:
         """Let go of all stores when the server ends."""
         yield
         for place in self.site.places:
-            await asyncio.to_thread(place.close)
+            # The lease of one whose storage has gone ends by itself.
+            with suppress(ArrowStateError, OSError, TimeoutError):
+                future = asyncio.wrap_future(in_thread(place.close, lambda: None))
+                await asyncio.wait_for(future, self.site.limits.page_seconds)
 
     async def lookup(self, request: Request) -> Response:
         """Answer a program with the rows of a key, or of the keys of a body."""
@@ -363,9 +366,9 @@ class Answers:
         if media_type is None:
             return _told(406, "NotAcceptable", f"rows come as {lookups.JSON} or {lookups.ARROW}")
         read: Callable[[], lookups.Found]
-        if request.method == "GET":
-            path = request.scope["raw_path"].partition(b"/state/")[2]
-            read = lambda: lookups.by_path(place.follower(), path, media_type, limits.lookup_bytes)  # noqa: E731
+        if request.method != "POST":
+            parts = request.scope["raw_path"].split(b"/")[3 if "store" in request.path_params else 2 :]
+            read = lambda: lookups.by_path(place.follower(), parts, media_type, limits.lookup_bytes)  # noqa: E731
         else:
             body = await _body(request, limits.lookup_bytes)
             if body is None:
@@ -376,7 +379,7 @@ class Answers:
                 place.follower(), state, body, sent, media_type, limits.lookup_keys, limits.lookup_bytes
             )
         try:
-            found = await asyncio.wait_for(asyncio.to_thread(read), limits.page_seconds)
+            found = await place.calls.get(read, seconds=limits.page_seconds)
         except TimeoutError:
             return _told(504, "TooSlow", f"{place.url} has not answered within {limits.page_seconds:g} s")
         except Exception as error:  # noqa: BLE001 (as for a page)
@@ -384,7 +387,7 @@ class Answers:
             return _told(fault.status, type(error).__name__, fault.text)
         if found.headers["ETag"] in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=found.headers)
-        if not found.rows and request.method == "GET":
+        if not found.rows and request.method != "POST":
             told = _told(404, "KeyNotFound", "the state has no row of this key in the newest checkpoint")
             told.headers.update({name: found.headers[name] for name in found.headers if name != "ETag"})
             return told

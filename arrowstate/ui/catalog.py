@@ -6,7 +6,6 @@ its own. The token of the page lets it in. Nothing can be changed here.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from arrowstate.publish.content import place_of
 from arrowstate.publish.publication import published_names
 from arrowstate.publish.table import newest_version
 from arrowstate.storage.base import Storage, listed_level
+from arrowstate.ui.work import BusyError, Calls
 
 _ENDPOINTS = [
     "GET /v1/{prefix}/namespaces",
@@ -40,6 +40,7 @@ class Catalog:
     def __init__(self, places: Sequence[Storage], *, seconds: float) -> None:
         self._places = places
         self._seconds = seconds
+        self._calls = Calls()
 
     def routes(self) -> list[Route]:
         """Return what is answered where."""
@@ -120,8 +121,8 @@ class Catalog:
                 403, "ForbiddenException", "this catalog is only read; publish the store to change its tables"
             )
         try:
-            found = await asyncio.wait_for(asyncio.to_thread(read), self._seconds)
-        except TimeoutError:
+            found = await self._calls.get(read, seconds=self._seconds)
+        except (TimeoutError, BusyError):
             return _fault(
                 504, "ServiceUnavailableException", f"the storage has not answered within {self._seconds:g} s"
             )

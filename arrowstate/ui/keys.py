@@ -55,7 +55,7 @@ def _column(texts: Sequence[str], field: pa.Field) -> pa.Array:
         if pa.types.is_nested(kind):
             return pa.array([_value(json.loads(text), kind) for text in texts], kind)
         return pc.utf8_trim_whitespace(pa.array(texts, pa.string())).cast(kind)
-    except (pa.ArrowException, ValueError, TypeError) as error:
+    except (pa.ArrowException, ValueError, TypeError, AttributeError, RecursionError) as error:
         given = texts[0][:100] if len(texts) == 1 else error
         raise InvalidInputError(f"the key column {field.name} is {kind}, got {given!r}") from error
 

@@ -6,8 +6,9 @@ Answers come from a follower of the store, so they are of the newest checkpoint,
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
@@ -35,12 +36,12 @@ class Found:
     headers: dict[str, str]
 
 
-def by_path(follower: Follower, raw_path: bytes, media_type: str, most_bytes: int) -> Found:
+def by_path(follower: Follower, parts: Sequence[bytes], media_type: str, most_bytes: int) -> Found:
     """Return the rows of the key whose columns are the parts of a path after operator and state.
 
-    The path is the one that was sent, so that a slash in a key is told from one between its columns.
+    The parts are those that were sent, so that a slash in a key is told from one between its columns.
     """
-    operator, state, *texts = (unquote(part.decode("ascii")) for part in raw_path.split(b"/"))
+    operator, state, *texts = (unquote(part.decode("ascii")) for part in parts)
     return _found(follower, (operator, state), lambda schema: key_of(texts, schema), media_type, most_bytes)
 
 
@@ -121,16 +122,25 @@ def _of_arrow(body: bytes, schema: pa.Schema) -> pa.RecordBatch:
 def _of_json(body: bytes, schema: pa.Schema) -> pa.RecordBatch:
     """Return keys of JSON: an array of values, or of objects where a key has several columns."""
     try:
-        given = msgspec.json.decode(body, type=list[Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        given = _KEYS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInputError(f"the body must be a JSON array of keys: {error}") from error
     names = schema.names
     are_objects = all(isinstance(key, dict) and set(key) == set(names) for key in given)
     if len(names) > 1 and not are_objects:
         raise InvalidInputError(f"each key must be an object with {', '.join(names)}")
     columns = [[key[name] for key in given] for name in names] if are_objects else [given]
-    return keys_of([[_text(value) for value in column] for column in columns], schema)
+    return keys_of(
+        [[_text(value, item) for value in column] for column, item in zip(columns, schema, strict=True)], schema
+    )
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+_KEYS = msgspec.json.Decoder(list[Any], float_hook=Decimal)
+"""A number has all the digits that were sent."""
+
+
+def _text(value: Any, column: pa.Field) -> str:
+    if value is None or (isinstance(value, dict | list) and not pa.types.is_nested(column.type)):
+        given = "null" if value is None else "an array or an object"
+        raise InvalidInputError(f"the key column {column.name} is {column.type}, got {given}")
+    return str(value) if isinstance(value, str | Decimal) else msgspec.json.encode(value).decode()

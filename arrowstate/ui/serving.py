@@ -137,7 +137,7 @@ def open_page(
     listening = _listen(host, port)
     names = tuple(dict.fromkeys([*LOOPBACK, "[::1]", *_names_of(host)]))
     app = make_app(site, keys, hosts=names, port=listening.getsockname()[1])
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
+    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="on")
 
     class Server(uvicorn.Server):
         """Says when it has started, and leaves signals to whoever runs it in a thread."""

@@ -16,7 +16,7 @@ from arrowstate.query.health import Health, health_of
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.storage.base import Storage
 from arrowstate.ui.log_view import LogView
-from arrowstate.ui.work import Progress, Queries, Work
+from arrowstate.ui.work import Calls, Progress, Queries, Work
 
 _FRESH_SECONDS = 0.5
 """The log is asked for anew after this time."""
@@ -136,6 +136,7 @@ class Place:
         self.log = LogView(store.storage)
         self.work = Work()
         self.queries = Queries()
+        self.calls = Calls()
         self.uses = Kept(1024)
         "What checkpoints take, by commit id."
         self.kept = Kept(64)

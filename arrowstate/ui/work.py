@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import Future
 from typing import Any
@@ -18,6 +19,8 @@ from arrowstate.errors import InvalidInputError
 
 _THREADS = 6
 _QUERIES = 3
+_CALLS = 8
+_CALLS_WAITING = 1_000
 _LOOK_SECONDS = 0.1
 """How often it is looked whether there is room for a query, and whether somebody still waits for it."""
 
@@ -92,6 +95,50 @@ class Work:
     def _end(self, key: Hashable) -> None:
         with self._lock:
             self._running.pop(key, None)
+
+
+class Calls:
+    """What programs ask of a storage, answered in the order in which it came by a few threads.
+
+    Those that hang with a storage take no thread of another one, and keep no process from its end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+
+    async def get(self, read: Callable[[], Any], *, seconds: float) -> Any:
+        """Return what a function returns; `TimeoutError` if that takes longer, waiting for a thread included."""
+        future: Future[Any] = Future()
+        with self._lock:
+            # Nobody waits any more for what was asked first.
+            while self._waiting and self._waiting[0][0].cancelled():
+                self._waiting.popleft()
+            if len(self._waiting) >= _CALLS_WAITING:
+                raise BusyError
+            self._waiting.append((future, read))
+            if self._running < _CALLS:
+                self._running += 1
+                threading.Thread(target=self._run, name="arrowstate-ui-call", daemon=True).start()
+        return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._running -= 1
+                    return
+                future, read = self._waiting.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    found = read()
+                except BaseException as error:  # noqa: BLE001 (it is raised where it is asked for)
+                    future.set_exception(error)
+                else:
+                    future.set_result(found)
+            # An answer may be large.
+            future = read = found = None  # type: ignore[assignment]
 
 
 class Queries:

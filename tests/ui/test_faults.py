@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from arrowstate.storage import open_storage
 from arrowstate.ui.log_view import LogView
 from arrowstate.ui.site import Limits
 from stores import commit, flip
@@ -207,6 +208,23 @@ def test_requests_that_wait_for_one_store_take_nothing_of_another(clicks):
 
     assert codes == [504] * 6 + [503] * 2
     assert other == 200
+
+
+def test_lookups_that_wait_for_one_store_take_nothing_of_another_nor_of_the_catalog(clicks, tmp_path):
+    slow = Slow(clicks.storage)
+    tables = open_storage(tmp_path, create=True)
+    visit = Visit(
+        arrowstate.StateStore(slow, clicks.store_id), clicks, tables=[tables], limits=Limits(page_seconds=0.05)
+    )
+    with visit.client:
+        slow.may_go_on.clear()
+        codes = {visit.get("/0/state/counter/clicks/user-1").status_code for _ in range(40)}
+        visit.site.limits = Limits()
+        other = visit.get("/1/state/counter/clicks/user-1").status_code
+        catalog = visit.get("/v1/namespaces").status_code
+        slow.may_go_on.set()
+
+    assert (codes, other, catalog) == ({504}, 200, 200)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Programs ask for the values of keys: by address or by a body, in JSON or Arrow, of the newest checkpoint."""
 
 import json
+import threading
+from urllib.request import Request, urlopen
 
 import pyarrow as pa
 import pytest
@@ -66,6 +68,18 @@ def test_a_key_is_asked_for_by_its_address(visit, prefix, path, rows):
     assert int(answer.headers["arrowstate-checkpoint-age-ms"]) >= 0
 
 
+def test_a_head_is_answered_as_a_get_without_the_rows(visit):
+    asked, found = (visit.client.request(verb, "/state/counter/clicks/ann") for verb in ("HEAD", "GET"))
+
+    assert (asked.status_code, asked.headers["etag"]) == (200, found.headers["etag"])
+    assert visit.client.head("/state/counter/clicks/eve").status_code == 404
+
+
+def test_the_path_may_be_encoded_as_a_whole(visit):
+    assert visit.get("/%73tate/counter/clicks/ann").json() == [{"user": "ann", "clicks": 1}]
+    assert visit.get("/0/%73tate/counter/%63licks/a%2Fb").json() == [{"user": "a/b", "clicks": 2}]
+
+
 def test_an_answer_comes_as_arrow_where_it_is_accepted(visit):
     answer = visit.get("/state/counter/clicks/ann", headers={"accept": ARROW})
 
@@ -88,6 +102,19 @@ def test_many_keys_are_asked_for_by_a_body_of_json(visit, operator, keys, clicks
 
     assert answer.status_code == 200, answer.text
     assert [row["clicks"] for row in answer.json()] == clicks
+
+
+def test_a_number_of_json_has_all_its_digits_as_a_key(store):
+    prices = backend_of(pa.schema([("price", pa.decimal128(38, 2))]))
+    prices.state(CLICKS).add_batch(pa.array(["12345678901234567890.12", "-0.50"]).cast(pa.decimal128(38, 2)), [1, 2])
+    with store.writer() as writer:
+        writer.checkpoint({"prices": [prices]})
+    visit = Visit(store)
+
+    with visit.client:
+        answer = visit.client.post("/state/prices/clicks", content=b"[12345678901234567890.12, -5e-1]")
+
+    assert [row["clicks"] for row in answer.json()] == [1, 2]
 
 
 def test_many_keys_are_asked_for_by_a_body_of_arrow(visit):
@@ -141,13 +168,16 @@ def test_what_is_not_there_or_no_key_is_said_why(visit, path, status, error, mes
         (b"{", "application/json", "must be a JSON array"),
         (b"3", "application/json", "must be a JSON array"),
         (b'[{"user": "ann"}, {"user": "ann", "x": 1}]', "application/json", "no row|key column"),
+        (b"[" * 100_000, "application/json", "must be a JSON array"),
+        (b'["ann", null]', "application/json", "the key column user is string, got null"),
+        (b'[["ann"]]', "application/json", "the key column user is string, got an array or an object"),
         (b"nothing", ARROW, "no Arrow stream"),
         (json.dumps(["x"] * 30).encode(), "application/json", "at most 20 keys are looked up at once, got 30"),
     ],
 )
 def test_a_body_that_is_none_of_keys_is_refused(shop, content, kind, message):
     visit = Visit(shop[0], limits=Limits(lookup_keys=20))
-    path = "/state/daily.sums/clicks" if b"user" in content else "/state/counter/clicks"
+    path = "/state/daily.sums/clicks" if b'"user"' in content else "/state/counter/clicks"
     with visit.client:
         answer = visit.client.post(path, content=content, headers={"content-type": kind})
 
@@ -192,3 +222,15 @@ def test_the_lease_of_the_page_ends_with_it(shop):
         held = shop[0].storage.list("leases/")
 
     assert (len(held), shop[0].storage.list("leases/")) == (1, [])
+
+
+def test_a_page_that_was_closed_holds_nothing_and_asks_for_nothing(shop):
+    before = set(threading.enumerate())
+    with shop[0].ui() as page:
+        address = f"{page.address}state/counter/clicks/ann"
+        with urlopen(Request(address, headers={"Authorization": f"Bearer {page.bearer}"})) as answer:
+            assert answer.status == 200
+        held = shop[0].storage.list("leases/")
+
+    assert (len(held), shop[0].storage.list("leases/")) == (1, [])
+    assert [item.name for item in set(threading.enumerate()) - before if item.name != "arrowstate-ui-call"] == []
