@@ -119,7 +119,6 @@ class Staging:
             self._replace({name.uid: changed})
             return
         operator = whole_operator(self.overlay, find_operator(self.entry, name.uid))
-        now = self._time_of_update(operator, name.state)
         layout = _Layout.of(operator)
         of_gone, of_rows = (
             np.empty(0, np.int64) if not part else layout.subtasks_of(part.key) for part in (gone, rows)
@@ -128,6 +127,7 @@ class Staging:
         def change(backend: KeyedStateBackend, number: int) -> None:
             own_gone = gone and gone.take(np.flatnonzero(of_gone == number))
             own_rows = rows and rows.take(np.flatnonzero(of_rows == number))
+            now = self._time_of_update(backend, name.state)
             exchange_rows(backend.states[name.state], own_gone, own_rows, rule, now)
 
         self._change(operator, np.union1d(of_gone, of_rows).tolist(), change)
@@ -148,9 +148,10 @@ class Staging:
         operator = whole_operator(self.overlay, find_operator(self.entry, uid))
         self._change(operator, range(len(operator.subtasks)), lambda backend, _: change(backend))
 
-    def _time_of_update(self, operator: OperatorDocument, name: str) -> int | None:
-        ttl = next(state.time_to_live for state in operator.states if state.name == name)
-        return self.entry.watermark if ttl is not None and ttl.clock == "event_time" else self.clock_ms()
+    def _time_of_update(self, backend: KeyedStateBackend, name: str) -> int | None:
+        """Return the time at which a row of a subtask counts as updated: event time is that of the subtask itself."""
+        ttl = backend.states[name].descriptor.ttl
+        return backend.watermark if ttl is not None and ttl.clock == "event_time" else self.clock_ms()
 
     # Documents
 

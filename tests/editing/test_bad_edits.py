@@ -276,6 +276,35 @@ def test_rows_that_are_touched_or_written_without_a_time_count_as_updated_now(ki
         assert times(edit) == [("ann", 9, 50), ("bob", 2, 5), ("eve", 3, 5)]
 
 
+def test_what_counts_as_updated_now_is_so_by_the_event_time_of_its_subtask():
+    store = arrowstate.open_store("memory://event-times-of-operators", create=True)
+    groups = [arrowstate.key_group_range(8, parallelism=2, subtask=number) for number in range(2)]
+    backends = {}
+    for uid, watermarks in (("fast", (100, 200)), ("slow", (50, 50))):
+        backends[uid] = [arrowstate.KeyedStateBackend(key=USER, max_parallelism=8, key_groups=own) for own in groups]
+        for backend, watermark in zip(backends[uid], watermarks, strict=True):
+            backend.state(MORTAL)
+            backend.advance_watermark(watermark)
+    assert commit(store, backends).watermark == 50
+    users = ["ann", "bob", "eve", "kim"]
+    first = [group in groups[0] for group in arrowstate.key_groups(pa.array(users), 8).to_pylist()]
+    assert len(set(first)) == 2
+
+    with store.edit() as edit:
+        edit.insert("fast.t", rows(user=users, t=[1] * 4))
+        edit.update("fast.t", set={"t": "2"}, touch=True)
+        edit.execute("insert into slow.t (user, t) values ('bob', 3)")
+        edited = edit.commit()
+
+    table = edited.sql('select _updated_at from "fast.t" order by "user"').fetchall()
+    assert table == [(100 if is_first else 200,) for is_first in first]
+    assert edited.sql("select count(*) from fast.t").fetchall() == [(4,)]
+    restored = [edited.restore("fast", parallelism=2, subtask=number).state(MORTAL) for number in range(2)]
+    values = [restored[not is_first].get_batch([user]).to_pylist() for user, is_first in zip(users, first, strict=True)]
+    assert values == [[2]] * 4
+    assert edited.sql('select _updated_at from "slow.t"').fetchall() == [(50,)]
+
+
 def test_infinities_and_nan_are_numbers(store):
     with store.edit() as edit:
         for value in (float("inf"), -float("inf"), np.float32("nan"), True, 1.5):
