@@ -96,6 +96,8 @@ class RunningJob:
         seed: int,
         take: Callable[[], Committer],
         ready: ReadySlots | None = None,
+        *,
+        is_taken_over: bool = False,
     ) -> None:
         self._job = job
         self.store = store
@@ -144,7 +146,7 @@ class RunningJob:
             self._begin()
             return
         try:
-            self._begin()
+            self._begin(has_begun=is_taken_over)
         except BaseException as error:
             self._reporter.failed(error)
             raise
@@ -490,7 +492,7 @@ class RunningJob:
     def _newest(self) -> LogEntryDocument | None:
         return CommitLog(self.store.storage).history().checkpoint
 
-    def _begin(self, past: Sequence[RestartStatus] = ()) -> None:
+    def _begin(self, past: Sequence[RestartStatus] = (), *, has_begun: bool = False) -> None:
         job, store = self._job, self.store
         setting = _setting(job, store, self._parallelism, self._max_parallelism)
         entries = Entries(
@@ -522,7 +524,7 @@ class RunningJob:
         else:
             ready, self._ready = self._ready, None
             driver = TimedDriver(job, setting, store.storage, entries, self._mode, ready)
-        driver.call(lambda coordinator: coordinator.begin(past))
+        driver.call(lambda coordinator: coordinator.begin(past, has_begun=has_begun))
         self._driver = driver
 
 

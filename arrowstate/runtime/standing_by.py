@@ -280,6 +280,7 @@ class Standby:
             _logger.warning("%s: the job is taken over, by %s", store.url, holder_name())
             return committer
 
-        running = RunningJob(job, store, self._mode, 0, take, self._ready)
+        # What fails now has worked elsewhere: a server that is away may be why the job is gone.
+        running = RunningJob(job, store, self._mode, 0, take, self._ready, is_taken_over=self._was_alive)
         self._ready = None
         return running

@@ -428,6 +428,38 @@ def test_a_sink_that_refuses_once_gets_the_same_rows_again(tmp_path):
     assert [("the shop is closed" in failure) for failure in status.failures] == [True]
 
 
+class Opened(Kept):
+    """Refuses to be opened at the second time, and rows while it is not open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def open(self, store_id, uid):
+        self.calls.append("open")
+        if self.calls.count("open") == 2:
+            raise ConnectionError("the shop is closed")
+
+    def close(self):
+        self.calls.append("close")
+
+    def commit(self, rows, token):
+        assert self.calls[-1] == "open"
+        super().commit(rows, token)
+
+
+def test_a_sink_that_could_not_be_opened_is_opened_by_the_next_attempt(tmp_path):
+    sink = Opened()
+    job = declared(tmp_path, source=Endless(ROWS), sink=sink, restart=Restart.fixed(delay_ms=0))
+    with job.start(mode="threads") as running:
+        running.rescale(parallelism=2)
+        wait_for(lambda snapshot: totals(snapshot) == TOTALS, running)
+        running.checkpoint()
+
+    assert len(sink.rows) == 100
+    assert sink.calls == ["open", "close", "open", "close", "open", "close"]
+
+
 def test_a_checkpoint_that_is_committed_is_told_though_a_sink_refuses_one_before_it():
     answered = 0
     for seed in range(12):

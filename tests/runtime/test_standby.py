@@ -339,6 +339,37 @@ def test_a_job_whose_state_is_edited_is_gone_on_with_by_its_standby():
     assert last.sql("select count from counts.count where k = 77").fetchall() == [(5,)]
 
 
+class Away(Sink):
+    """A sink whose server is away at first."""
+
+    times = 2
+
+    def open(self, store_id, uid):
+        if Away.times:
+            Away.times -= 1
+            raise ConnectionError("the server is starting up")
+
+    def commit(self, rows, token):
+        pass
+
+
+def test_who_takes_over_while_a_server_is_away_waits_for_it_as_the_job_would_have():
+    job = Job("memory://away", lease_ms=LEASE_MS, restart=Restart.fixed(delay_ms=0))
+    job.source(endless(), uid="numbers").sink(Away(), uid="sink")
+    store = arrowstate.open_store("memory://away", create=True)
+    lease = JobLease(store.storage, store.writer().epoch, LEASE_MS, clock_ms=store.clock_ms)
+
+    with job.stand_by(mode="threads") as standby:
+        lease.renew("running", {})
+        with pytest.raises(TimeoutError):
+            standby.wait(0)
+        with standby.wait(60_000) as running:
+            running.checkpoint()
+
+    assert Away.times == 0
+    assert [restart.attempt for restart in running.status().restarts] == [1, 2]
+
+
 def test_a_standby_with_another_job_is_refused_when_it_begins():
     declared("memory://another", TableSource(ROWS)).run(mode="threads")
     other = Job("memory://another")

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,11 +194,7 @@ class Entries:
     def close(self) -> None:
         """Close the sinks."""
         try:
-            if self.opened:
-                self.opened = False
-                for node in self._sinks():
-                    if isinstance(node.sink, Sink):
-                        node.sink.close()
+            self._close_sinks()
         finally:
             if self.on_close is not None:
                 self.on_close()
@@ -208,13 +205,27 @@ class Entries:
             self.lease.check()
 
     def _open_sinks(self) -> None:
-        if not self.opened:
-            self.opened = True
+        if self.opened:
+            return
+        self.opened = True
+        try:
             for node in self._sinks():
                 if isinstance(node.sink, Sink):
                     with explained(node.uid, "open"):
                         node.sink.open(self.store_id, node.uid)
                         node.sink.end_others(self.store_id, node.uid)
+        except BaseException:
+            # The next attempt opens all of them again.
+            with suppress(Exception):
+                self._close_sinks()
+            raise
+
+    def _close_sinks(self) -> None:
+        if self.opened:
+            self.opened = False
+            for node in self._sinks():
+                if isinstance(node.sink, Sink):
+                    node.sink.close()
 
     def _sinks(self) -> list[SinkNode]:
         return [node for node in self.graph.sinks if isinstance(node.sink, (Sink, PreparingSink))]

@@ -175,10 +175,13 @@ class Coordinator:
         """The checkpoints of all attempts, oldest first, the last hundred or so."""
         return self._checkpoints.records
 
-    def begin(self, past: Sequence[RestartStatus] = ()) -> None:
-        """Start the first attempt; `past` is what ended those of the coordinator that was in its place."""
+    def begin(self, past: Sequence[RestartStatus] = (), *, has_begun: bool = False) -> None:
+        """Start the first attempt; `past` is what ended those of the coordinator that was in its place.
+
+        With `has_begun` rows of the job have come elsewhere, so a failure before the first row is none of the job.
+        """
         self.restarts = list(past)
-        self._has_begun = bool(past)
+        self._has_begun = has_begun or bool(past)
         self._restore()
 
     def request_checkpoint(self, done: Done, *, is_full: bool = False, is_aligned: bool = False) -> None:
