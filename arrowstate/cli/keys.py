@@ -13,6 +13,7 @@ from arrowstate.cli.listing import open_checkpoint
 from arrowstate.cli.output import print_json, print_table
 from arrowstate.errors import InvalidInputError
 from arrowstate.query.catalog import resolve
+from arrowstate.query.row_text import parsed, rows_of
 from arrowstate.query.state import StateReader
 from arrowstate.shown import shown
 from arrowstate.store import Snapshot
@@ -31,11 +32,11 @@ def history(options: argparse.Namespace) -> int:
 
 
 def _print(table: pa.Table, options: argparse.Namespace) -> int:
-    rows = table.to_pylist()
+    names, rows = table.schema.names, list(rows_of(table.to_batches()))
     if options.json:
-        print_json([shown(row) for row in rows])
+        print_json([shown(dict(zip(names, row, strict=True))) for row in rows])
     else:
-        print_table(table.schema.names, [list(row.values()) for row in rows])
+        print_table(names, rows)
     return 0
 
 
@@ -52,7 +53,7 @@ def keys_of(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
         values = [row[field.name] for row in rows]
         try:
             columns.append(pa.array(values, field.type))
-        except (pa.ArrowException, TypeError, ValueError):
+        except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
             columns.append(_cast(values, field))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -60,8 +61,8 @@ def keys_of(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
 def _cast(values: Sequence[Any], field: pa.Field) -> pa.Array:
     texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
     try:
-        return pa.array(texts, pa.string()).cast(field.type)
-    except pa.ArrowException as error:
+        return parsed(texts, field.type)
+    except (pa.ArrowException, ArithmeticError, ValueError) as error:
         raise InvalidInputError(f"the key column {field.name} is {field.type}, got {', '.join(texts)}") from error
 
 

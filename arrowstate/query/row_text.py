@@ -6,6 +6,7 @@ In CSV a null is an empty cell and an empty text is `""`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 
@@ -17,6 +18,9 @@ from arrowstate.query.duckdb.sql_types import recast
 from arrowstate.shown import shown
 
 _Convert = Callable[[pa.Array], pa.Array]
+
+_SPAN = re.compile(r"(?:(-?[0-9]+) days?, )?([0-9]+):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,9}))?")
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
@@ -59,6 +63,36 @@ def _as_dates(array: pa.Array) -> pa.Array:
     """Return dates and timestamps of any year as text, as ISO 8601 has them."""
     texts = np.datetime_as_string(array.to_numpy(zero_copy_only=False))
     return pc.if_else(array.is_valid(), pa.array(texts, pa.string()), None)
+
+
+def parsed(texts: Sequence[str], kind: pa.DataType) -> pa.Array:
+    """Return a column of texts as `values_of` and `shown` write them; not of bytes and of nested types.
+
+    Digits of a second that the type does not have may stand there if they are zeros. A duration may be its number.
+    """
+    given = pc.utf8_trim_whitespace(pa.array(texts, pa.string()))
+    if pa.types.is_duration(kind):
+        return pa.array([_span(text, _PER_SECOND[kind.unit]) for text in given.to_pylist()], kind)
+    if pa.types.is_time(kind) or pa.types.is_timestamp(kind):
+        for pattern, rest in ((r"(\.[0-9]*?)0+($|[Z+-])", r"\1\2"), (r"\.($|[Z+-])", r"\1")):
+            given = pc.replace_substring_regex(given, pattern, rest)
+    if pa.types.is_time(kind):
+        # Arrow reads a time of day as a part of a timestamp only.
+        given = pc.binary_join_element_wise("1970-01-01T", given, "").cast(pa.timestamp(kind.unit))
+    return given.cast(kind)
+
+
+def _span(text: str, per_second: int) -> int:
+    """Return the number of a duration, as `datetime.timedelta` writes it or as a number already."""
+    match = _SPAN.fullmatch(text)
+    if match is None:
+        return int(text)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()[:4])
+    billionths = int((match[5] or "").ljust(9, "0"))
+    number, rest = divmod(billionths * per_second, 10**9)
+    if rest:
+        raise ValueError(text)
+    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * per_second + number
 
 
 def write_csv(names: Sequence[str], rows: Iterable[Sequence[Any]], file: IO[str]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.query.row_text import parsed
 from arrowstate.schema.types import is_bytes, is_text
 from arrowstate.shown import shown
 from arrowstate.ui.shown import Cut
@@ -54,8 +54,8 @@ def _column(texts: Sequence[str], field: pa.Field) -> pa.Array:
             return pa.array([bytes.fromhex(text) for text in texts], kind)
         if pa.types.is_nested(kind):
             return pa.array([_value(json.loads(text), kind) for text in texts], kind)
-        return pc.utf8_trim_whitespace(pa.array(texts, pa.string())).cast(kind)
-    except (pa.ArrowException, ValueError, TypeError, AttributeError, RecursionError) as error:
+        return parsed(texts, kind)
+    except (pa.ArrowException, ArithmeticError, ValueError, TypeError, AttributeError, RecursionError) as error:
         given = texts[0][:100] if len(texts) == 1 else error
         raise InvalidInputError(f"the key column {field.name} is {kind}, got {given!r}") from error
 

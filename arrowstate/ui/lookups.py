@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, StateNotFoundError
+from arrowstate.query.row_text import rows_of
 from arrowstate.query.state import StateReader
 from arrowstate.ui import shown
 from arrowstate.ui.keys import key_of, keys_of
@@ -86,7 +87,8 @@ def _written(answer: Answer, media_type: str) -> Found:
             writer.write_table(table)
         body = sink.getvalue()
     else:
-        body = shown.to_json(table.to_pylist())
+        names = table.schema.names
+        body = shown.to_json([dict(zip(names, row, strict=True)) for row in rows_of(table.to_batches())])
     headers = {
         "Arrowstate-Checkpoint": str(answer.checkpoint_id),
         "Arrowstate-Checkpoint-Age-Ms": str(answer.age_ms),

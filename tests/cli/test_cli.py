@@ -488,3 +488,18 @@ def test_lookup_and_history_take_keys_as_text(store, capsys, tmp_path):
     assert (code, '{"n": "...", "day": "..."}' in err) == (1, True)
     code, _, err = run(capsys, "lookup", place, "op.v", '{"n": "seven", "day": "2026-03-01"}')
     assert (code, "the key column n is int64, got seven" in err) == (1, True)
+
+
+def test_lookup_takes_times_and_durations_as_it_shows_them(tmp_path, capsys):
+    key = pa.schema([("at", pa.time64("ns")), ("took", pa.duration("ms")), ("day", pa.timestamp("ms"))])
+    backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=4)
+    rows = pa.table({"at": [3_723_000_000_001], "took": [-1], "day": [1_500]}, schema=key)
+    backend.state(arrowstate.ValueStateDescriptor("v", pa.timestamp("s"))).update_batch(
+        rows, pa.array([2**55], pa.timestamp("s"))
+    )
+    commit(arrowstate.open_store(tmp_path, create=True), {"op": [backend]})
+    shown = {"at": "01:02:03.000000001", "took": "-1 day, 23:59:59.999000", "day": "1970-01-01T00:00:01.500000"}
+
+    found = run_json(capsys, "lookup", str(tmp_path), "op.v", json.dumps(shown))
+
+    assert found == [{**shown, "v": "1141709097-06-13T06:26:08"}]

@@ -1,7 +1,10 @@
 """Programs ask for the values of keys: by address or by a body, in JSON or Arrow, of the newest checkpoint."""
 
+import datetime
+import io
 import json
 import threading
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import pyarrow as pa
@@ -10,6 +13,7 @@ import pytest
 import arrowstate
 from arrowstate.ui.lookups import ARROW
 from arrowstate.ui.site import Limits
+from every_type import FLAT
 from stores import backend_of
 
 from .conftest import Visit
@@ -115,6 +119,85 @@ def test_a_number_of_json_has_all_its_digits_as_a_key(store):
         answer = visit.client.post("/state/prices/clicks", content=b"[12345678901234567890.12, -5e-1]")
 
     assert [row["clicks"] for row in answer.json()] == [1, 2]
+
+
+@pytest.fixture(scope="module")
+def typed():
+    """A visit to a store with an operator for each type of key, and the operators."""
+    span, day = pa.struct([("a", pa.time64("us")), ("b", pa.int64())]), datetime.timedelta(days=-1, seconds=1)
+    values = [(kind, value) for kind, value in FLAT.items() if value is not None]
+    values += [(span, {"a": datetime.time(1, 2, 3, 4), "b": 1}), (pa.list_(pa.duration("ms")), [day])]
+    values += [(pa.duration("ms"), day), (pa.timestamp("ns"), 1), (pa.time64("ns"), 1), (pa.duration("ns"), -1)]
+    operators = {}
+    for number, (kind, value) in enumerate(values):
+        backend = backend_of(pa.schema([("k", kind)]))
+        backend.state(CLICKS).add_batch(pa.array([value], kind), [number])
+        operators[f"op{number}"] = [backend]
+    store = arrowstate.open_store("memory://lookups-of-every-type", create=True)
+    with store.writer() as writer:
+        writer.checkpoint(operators)
+    return Visit(store), [pa.array([value], kind) for kind, value in values]
+
+
+def test_a_key_of_every_type_is_asked_for_by_what_an_answer_shows(typed):
+    visit, keys = typed
+    with visit.client:
+        for number, key in enumerate(keys):
+            path, sink = f"/state/op{number}/clicks", io.BytesIO()
+            with pa.ipc.new_stream(sink, pa.schema([("k", key.type)])) as writer:
+                writer.write_table(pa.table({"k": key}))
+            by_arrow = visit.client.post(path, content=sink.getvalue(), headers={"content-type": ARROW})
+            (row,) = by_arrow.json()
+            text = row["k"] if isinstance(row["k"], str) else json.dumps(row["k"])
+
+            by_json = visit.client.post(path, json=[row["k"]])
+            by_path = visit.get(f"{path}/{quote(text, safe='')}")
+
+            assert row["clicks"] == number
+            assert by_arrow.content == by_json.content == by_path.content, key
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.struct([("a", pa.int64())]), '{"a": 1' + "0" * 30 + "}"),
+        (pa.struct([("a", pa.int64())]), "[" * 20_000),
+        (pa.struct([("a", pa.int64())]), "3"),
+        (pa.duration("s"), "1" + "0" * 30),
+        (pa.duration("s"), "0:00:00.5"),
+        (pa.time32("s"), "01:02:03.5"),
+        (pa.time32("s"), "25:00:00"),
+        (pa.timestamp("ms"), "2024-02-29T12:00:00.0001"),
+        (pa.timestamp("ms"), "2023-02-29"),
+    ],
+    ids=str,
+)
+def test_a_text_that_is_no_key_of_the_type_is_refused(store, kind, text):
+    backend = backend_of(pa.schema([("k", kind)]))
+    backend.state(CLICKS)
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+    visit = Visit(store)
+    with visit.client:
+        answer = visit.get(f"/state/op/clicks/{quote(text, safe='')}")
+
+    assert (answer.status_code, answer.json()["error"]) == (400, "InvalidInputError")
+
+
+def test_values_are_shown_whole_whether_python_has_them_or_not(store):
+    values = [(pa.time64("ns"), 1, "00:00:00.000000001"), (pa.duration("s"), 4 * 10**14, 4 * 10**14)]
+    values += [(pa.timestamp("s"), 2**55, "1141709097-06-13T06:26:08")]
+    backend = backend_of()
+    for number, (kind, value, _) in enumerate(values):
+        state = backend.state(arrowstate.ValueStateDescriptor(f"v{number}", kind))
+        state.update_batch([1], pa.array([value], kind))
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+    visit = Visit(store)
+    with visit.client:
+        found = [visit.get(f"/state/op/v{number}/1").json() for number in range(len(values))]
+
+    assert found == [[{"k": 1, f"v{number}": shown}] for number, (*_, shown) in enumerate(values)]
 
 
 def test_many_keys_are_asked_for_by_a_body_of_arrow(visit):
