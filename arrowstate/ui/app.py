@@ -29,7 +29,20 @@ from arrowstate.errors import (
     NotFoundError,
 )
 from arrowstate.query.health import Health
-from arrowstate.ui import checkpoint, checkpoints, diff, health, job, lookups, processes, shown, sql, state, storage
+from arrowstate.ui import (
+    checkpoint,
+    checkpoints,
+    diff,
+    facets,
+    health,
+    job,
+    lookups,
+    processes,
+    shown,
+    sql,
+    state,
+    storage,
+)
 from arrowstate.ui.catalog import Catalog
 from arrowstate.ui.guard import HEALTH, IS_KNOWN, Guard, Keys
 from arrowstate.ui.metrics import Sample, metrics_of, metrics_text
@@ -69,6 +82,7 @@ PAGES: dict[str, Page] = {
     "state_files": Page(state.state_files, "state_files.html", is_part=True),
     "strip": Page(state.strip, "strip.html", is_part=True),
     "largest": Page(state.largest, "largest.html", is_part=True),
+    "facets": Page(facets.facets, "facets.html", is_part=True),
     "rows": Page(state.rows, "rows.html", is_part=True),
     "history": Page(state.history, "history.html", is_part=True),
     "sql": Page(sql.form, "sql.html", "SQL"),

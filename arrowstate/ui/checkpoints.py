@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from arrowstate.errors import ArrowStateError
+from arrowstate.ui.health import health
 from arrowstate.ui.log_view import LogLine
 from arrowstate.ui.site import Ask
 
 _PAGE = 50
 _MOST_POINTS = 20_000
+_LABEL_CHARACTERS = 300
 _DAY_MS = 86_400_000
 _HOUR_MS = 3_600_000
 _PERCENTILES = (50, 90, 99, 100)
@@ -50,6 +52,7 @@ def checkpoints(ask: Ask) -> dict[str, Any]:
         "is_loading": place.log.is_loading,
         "problems": [text for text in (place.log.damage, place.log.loss, place.log.problem, *pins_problems) if text],
         "is_newest": before == 1 << 53,
+        "health": _health(ask) if before == 1 << 53 else None,
         "older": shown[_PAGE - 1].number if len(shown) > _PAGE else None,
         "newest": None if newest is None else newest.checkpoint_id,
         "a_day_before": a_day_before(lines, newest),
@@ -57,6 +60,14 @@ def checkpoints(ask: Ask) -> dict[str, Any]:
         "entries_shown": [_row(line, tags, lines) for line in shown[:_PAGE]],
         "has_batches": any(line.batch for line in lines[-_PAGE:]),
     }
+
+
+def _health(ask: Ask) -> dict[str, Any] | None:
+    """Return how the job is, for the first part of the page; None where that cannot be read, which the part says."""
+    try:
+        return health(ask)
+    except (ArrowStateError, OSError):
+        return None
 
 
 def _tags(ask: Ask) -> tuple[dict[int, list[str]], list[str]]:
@@ -155,7 +166,10 @@ def live(ask: Ask) -> dict[str, Any]:
 
 
 def series(ask: Ask) -> dict[str, Any]:
-    """Return the figures of all checkpoints by column, oldest first, and what is marked: fences, savepoints, tags."""
+    """Return the figures of all checkpoints by column, oldest first, and what is marked.
+
+    Marks are writers that began, savepoints, tags, checkpoints that failed and failures of the job.
+    """
     ask.place.refresh()
     lines = ask.place.log.lines()
     tags, _ = _tags(ask)
@@ -175,6 +189,7 @@ def series(ask: Ask) -> dict[str, Any]:
             {"at_ms": line.committed_at_ms, "kind": "tag", "label": tag}
             for tag in tags.get(line.checkpoint_id or 0, ())
         ]
+    marks += [mark for mark in _failures(ask) if mark["at_ms"] >= since]
     return {
         "version": ask.place.log.version,
         "is_loading": ask.place.log.is_loading,
@@ -183,6 +198,24 @@ def series(ask: Ask) -> dict[str, Any]:
         **{name: [figure(line) for line in own] for name, (_, figure) in _FIGURES.items()},
         "marks": marks,
     }
+
+
+def _failures(ask: Ask) -> list[dict[str, Any]]:
+    """Return what the last report of the job says of checkpoints that failed, and of its own failures, as marks."""
+    try:
+        report = ask.place.health().report
+    except (ArrowStateError, OSError):
+        # The first part of the page says it.
+        return []
+    failed = [
+        (record.ended_at_ms, "failed", f"checkpoint {record.checkpoint_id} {record.status}: {record.reason}")
+        for record in report.failed_checkpoints
+    ]
+    restarts = [(item.at_ms, "restart", f"attempt {item.attempt} failed: {item.text}") for item in report.failures]
+    return [
+        {"at_ms": at_ms, "kind": kind, "label": label[:_LABEL_CHARACTERS]}
+        for at_ms, kind, label in (*failed, *restarts)
+    ]
 
 
 def batches(ask: Ask) -> dict[str, Any]:

@@ -72,15 +72,17 @@ def _operators(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _graph(operators: list[dict[str, Any]], channels: list[dict[str, Any]]) -> str:
-    edges: dict[tuple[str, str], float] = {}
+    edges: dict[tuple[str, str], tuple[float, float]] = {}
     for channel in channels:
         ends = channel["origin"], channel["task"]
-        edges[ends] = edges.get(ends, 0.0) + channel["rows_per_second"]
+        rate, blocked = edges.get(ends, (0.0, 0.0))
+        edges[ends] = rate + channel["rows_per_second"], max(blocked, channel["blocked"])
     nodes = [
         (
             item["operator"],
             [f"{item['rows_per_second']:,.0f} rows/s", f"busy {item['busy']:.0%}, blocked {item['blocked']:.0%}"],
+            item["busy"],
         )
         for item in operators
     ]
-    return graph_svg(nodes, [(*ends, f"{rate:,.0f} rows/s") for ends, rate in edges.items()])
+    return graph_svg(nodes, [(*ends, f"{rate:,.0f} rows/s", blocked) for ends, (rate, blocked) in edges.items()])

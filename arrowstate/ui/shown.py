@@ -19,6 +19,8 @@ from arrowstate.shown import bytes_text, shown
 _UNKNOWN = "\N{EN DASH}"
 _LONGEST = 500
 """Characters of a cell."""
+_BYTES_SHOWN = 32
+"""Of a value of bytes, on the page."""
 _CELL_BYTES = 100_000
 """A value that is larger is cut, in JSON too."""
 _ANSWER_BYTES = 8_000_000
@@ -91,6 +93,9 @@ def as_cell(value: Any) -> Markup:
     if isinstance(value, Cut):
         begin = Markup("<bdi>{}</bdi>").format(as_text(value["_cut"])) if value["_cut"] else Markup("")
         return begin + Markup("… <i>{}</i>").format(as_bytes(value["_bytes"]))
+    if isinstance(value, HexText) and len(value) > 2 * _BYTES_SHOWN:
+        digits = value[: 2 * _BYTES_SHOWN]
+        return Markup("<bdi>{}</bdi>… <i>{} bytes</i>").format(digits, f"{len(value) // 2:,}")
     value = shown(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     more = Markup("") if len(text) <= _LONGEST else Markup("… <i>{} characters</i>").format(f"{len(text):,}")
@@ -119,6 +124,12 @@ def _by_number(sign: str) -> str:
 def as_key(key: list[str]) -> Markup:
     """Return the columns of a key as the text of a link."""
     return Markup(", ").join(as_text(text[:_LONGEST]) for text in key)
+
+
+class HexText(str):
+    """The hexadecimal digits of a value of bytes: the page shows how they begin, JSON has them all."""
+
+    __slots__ = ()
 
 
 class Cut(dict[str, Any]):
@@ -152,12 +163,13 @@ def _taking(column: pa.Array, room: Room) -> Callable[[int], Any]:
     """Return what gives the value at a place, and takes its room."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    as_json = _hex_text if is_bytes(column.type) else shown
     if column.nbytes <= _CELL_BYTES:
         values, each = values_of(column), _CELL_ROOM + column.nbytes // max(1, len(column))
 
         def take(place: int) -> Any:
             room.left -= each
-            return shown(values[place])
+            return as_json(values[place])
 
         return take
 
@@ -168,9 +180,13 @@ def _taking(column: pa.Array, room: Room) -> Callable[[int], Any]:
             room.left -= _CELL_ROOM + _LONGEST
             return Cut(_beginning(one), size)
         room.left -= _CELL_ROOM + size
-        return shown(values_of(one)[0])
+        return as_json(values_of(one)[0])
 
     return measured
+
+
+def _hex_text(value: bytes | None) -> HexText | None:
+    return None if value is None else HexText(value.hex())
 
 
 def _beginning(one: pa.Array) -> str | None:
@@ -179,7 +195,7 @@ def _beginning(one: pa.Array) -> str | None:
         begin: str = pc.utf8_slice_codeunits(one, 0, _LONGEST)[0].as_py()
         return begin
     if is_bytes(one.type):
-        data: bytes = pc.binary_slice(one, 0, _LONGEST // 2)[0].as_py()
+        data: bytes = pc.binary_slice(one, 0, _BYTES_SHOWN)[0].as_py()
         return data.hex()
     return None
 

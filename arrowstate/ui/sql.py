@@ -53,11 +53,12 @@ def form(ask: Ask) -> dict[str, Any]:
 
 
 def _names(snapshot: SnapshotReader) -> list[dict[str, Any]]:
-    found = []
-    for name in sql_names(snapshot.entry):
-        text = f"{_word(name.schema)}.{_word(name.view)}"
-        found.append({"name": text, "columns": _columns(snapshot, name)})
-    return found
+    return [{"name": name_of_table(name), "columns": _columns(snapshot, name)} for name in sql_names(snapshot.entry)]
+
+
+def name_of_table(name: SqlName) -> str:
+    """Return the table of a state as SQL takes it."""
+    return f"{_word(name.schema)}.{_word(name.view)}"
 
 
 def _columns(snapshot: SnapshotReader, name: SqlName) -> list[str]:
@@ -82,14 +83,19 @@ def _asked(ask: Ask) -> str:
 def run(ask: Ask, stop: Stop) -> dict[str, Any]:
     """Return the first rows of a result, and what was read for it."""
     query, snapshot = _asked(ask), ask.snapshot()
-    with tempfile.TemporaryFile() as file:
-        found: dict[str, Any] = _answered(_rows, snapshot, (query, ask.site.limits), stop, file)
     return {
         "query": query,
         "checkpoint_id": snapshot.checkpoint_id,
         "checkpoint": ask.text("checkpoint"),
-        **found,
+        **answered_rows(snapshot, query, ask.site.limits, stop),
     }
+
+
+def answered_rows(snapshot: SnapshotReader, query: str, limits: Limits, stop: Stop) -> dict[str, Any]:
+    """Return the first rows of the result of a query, and what was read for it."""
+    with tempfile.TemporaryFile() as file:
+        found: dict[str, Any] = _answered(_rows, snapshot, (query, limits), stop, file)
+    return found
 
 
 def written(ask: Ask, stop: Stop, format: str) -> IO[bytes]:

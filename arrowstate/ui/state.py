@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections import deque
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import pyarrow as pa
@@ -151,6 +152,11 @@ def strip(ask: Ask) -> dict[str, Any]:
         return counts
 
     counts = ask.place.kept.get((snapshot.entry.commit_id, "strip", *ask.state()), count)
+    here = {"checkpoint": snapshot.checkpoint_id, "operator": ask.text("operator"), "state": ask.text("state")}
+
+    def address(group: int) -> str:
+        return f"/{ask.place.number}/state?{urlencode({**here, 'key_group': group})}#rows"
+
     total = int(counts.sum())
     fullest = np.argsort(counts, kind="stable")[::-1][:_SHOWN_GROUPS]
     return {
@@ -166,7 +172,8 @@ def strip(ask: Ask) -> dict[str, Any]:
         "gini": _gini(counts),
         "fullest": [{"key_group": int(group), "rows": int(counts[group])} for group in fullest if counts[group]],
         "counts": counts.tolist(),
-        "svg": strip_svg(counts.tolist(), label="rows", bins=_STRIP_BINS),
+        "is_binned": len(counts) > _STRIP_BINS,
+        "svg": strip_svg(counts.tolist(), label="rows", bins=_STRIP_BINS, address=address),
     }
 
 

@@ -29,6 +29,11 @@ class Visit:
 
     def json(self, path):
         answer = self.get(path)
+        for _ in range(20):
+            if answer.status_code != 504:
+                break
+            # It is still being read, on a machine that others use as well.
+            answer = self.get(path)
         assert answer.status_code == 200, answer.text
         return answer.json()
 

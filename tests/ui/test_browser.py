@@ -16,6 +16,7 @@ from long_form import short_or_long
 
 pytestmark = pytest.mark.turns(3)
 
+HOUR_MS = 3_600_000
 CHROMIUM = shutil.which("chromium")
 THEMES_AND_WIDTHS = [("light", 1600), ("dark", 400), ("dark", 1600), ("light", 400)]
 PAGES = [
@@ -36,6 +37,24 @@ new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifted += entry.value;
 }).observe({ type: "layout-shift", buffered: true });
 """
+
+
+BROKEN_WORDS = """
+() => [...document.querySelectorAll("th, td, dt, dd, h1, h2, label, button, .tabs a")].flatMap((element) => {
+  const broken = [];
+  const texts = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+    for (const { 0: word, index } of text.data.matchAll(/[A-Za-z]{2,24}/g)) {
+      const range = document.createRange();
+      range.setStart(text, index);
+      range.setEnd(text, index + word.length);
+      if (new Set([...range.getClientRects()].map((line) => Math.round(line.top))).size > 1) broken.push(word);
+    }
+  }
+  return broken;
+})
+"""
+"Words that stand on two lines."
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +132,7 @@ def looked_at(look, folder, name):
     ]
     look.tab.screenshot(path=folder / f"{name}.png", full_page=True)
 
+    assert look.tab.evaluate(BROKEN_WORDS) == []
     assert serious == []
     assert look.complaints == []
     assert look.foreign == []
@@ -205,6 +225,88 @@ def test_a_new_checkpoint_is_shown_without_a_click(browser):
         look.tab.wait_for_selector("#table a:text-is('2')")
         look.tab.wait_for_selector("#charts[data-points='2']")
 
+        assert look.complaints == []
+
+
+def charts_of(look):
+    """Return from when to when each chart shows, and the text of its legend."""
+    look.tab.wait_for_function(
+        "() => [...document.querySelectorAll('.chart')].every(({ dataset }, _, all) =>"
+        " dataset.from && dataset.from == all[0].dataset.from)"
+    )
+    return look.tab.evaluate(
+        """() => [...document.querySelectorAll(".chart")].map(
+            ({ dataset, innerText }) => [Number(dataset.from), Number(dataset.to), innerText])"""
+    )
+
+
+def test_all_charts_show_the_time_that_a_button_chooses_and_keep_it_at_a_new_checkpoint(browser):
+    store = arrowstate.open_store("memory://ui-ranges", create=True)
+    now = [HOUR_MS * 1_000]
+    store.clock_ms = lambda: now[0]
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.string())]), max_parallelism=8)
+
+    def checkpoints(count):
+        for _ in range(count):
+            now[0] += HOUR_MS // 2
+            writer.checkpoint({"op": [backend]})
+
+    with open_page([store]).start() as page, Look(browser, page) as look, store.writer() as writer:
+        checkpoints(12)
+        look.open("checkpoints")
+        assert {to - since for since, to, _ in charts_of(look)} == {11 * 1_800}
+        first_s = charts_of(look)[0][0]
+
+        look.tab.click("#ranges button:text-is('1 h')")
+        assert [charts_of(look)[0][:2]] * 4 == [chart[:2] for chart in charts_of(look)]
+        checkpoints(1)
+        look.tab.wait_for_selector("#charts[data-points='13']")
+        look.tab.wait_for_function(
+            "to => [...document.querySelectorAll('.chart')].every((chart) => chart.dataset.to == to)",
+            arg=now[0] / 1_000,
+        )
+
+        assert {to - since for since, to, _ in charts_of(look)} == {3_600}
+        look.tab.dblclick(".chart[data-chart='rows'] .u-over")
+        look.tab.wait_for_function("from => document.querySelector('.chart').dataset.from == from", arg=first_s)
+        assert {since for since, *_ in charts_of(look)} == {first_s}
+        assert look.complaints == []
+
+
+def test_a_legend_has_the_newest_figures_where_there_is_no_cursor(browser, page_of):
+    with Look(browser, page_of) as look:
+        look.open("checkpoints")
+
+        assert "1,157" in charts_of(look)[2][2]
+
+
+def test_a_cell_of_the_strip_opens_the_rows_of_its_key_group(browser, page_of):
+    with Look(browser, page_of) as look:
+        look.open("state?operator=counter&state=pages")
+        look.tab.click(".strip a:first-child")
+        look.settle()
+
+        assert "Key group 0." in look.text("section[aria-label='Rows']")
+
+
+def test_rows_are_sorted_and_filtered_and_the_values_of_a_column_lead_to_their_rows(browser, page_of):
+    with Look(browser, page_of) as look:
+        look.open("state?operator=counter&state=profile&column=plan#values")
+        of_rows, of_values = "section[aria-label='Rows'] ", "section[aria-label='Values of a column'] "
+        keys = look.tab.locator(of_rows + "tbody tr:visible td:first-child")
+        first = keys.all_inner_texts()
+
+        look.tab.click(of_rows + "th button:text-is('Key')")
+        assert keys.all_inner_texts() == sorted(first)
+        look.tab.click(of_rows + "th button:has-text('Key')")
+        assert keys.all_inner_texts() == sorted(first, reverse=True)
+        look.tab.fill(of_rows + "input[type=search]", "USER-17")
+        assert sorted(keys.all_inner_texts()) == sorted(key for key in first if key.startswith("user-17"))
+
+        look.tab.click(of_values + "tbody a:has-text('gold')")
+        look.settle()
+        assert "plan" in look.text("#result thead")
+        assert set(look.tab.locator("#result table:first-of-type tbody td:nth-child(3)").all_inner_texts()) == {"gold"}
         assert look.complaints == []
 
 

@@ -125,6 +125,24 @@ def test_the_first_page_begins_with_the_job_and_shows_its_texts_as_texts():
     assert "Job:" not in Visit(arrowstate.open_store(f"memory://{uuid.uuid4().hex}", create=True)).get("/0/health").text
 
 
+def test_charts_mark_failures_of_the_job_and_checkpoints_that_failed():
+    failures = tuple(Failure(NOW_MS + after_ms, 1, "ValueError", NASTY) for after_ms in (-9_000, 3_000))
+    failed = FailedCheckpoint(3, NOW_MS + 1_000, NOW_MS + 2_000, "expired", "not done after 1000 ms")
+    store = store_with("restarting", failures=failures, failed_checkpoints=(failed,))
+
+    marks = [mark for mark in Visit(store).json("/0/series.json")["marks"] if mark["kind"] != "fence"]
+
+    # What was before the first checkpoint has no place in the charts.
+    assert [(mark["kind"], mark["at_ms"]) for mark in marks] == [
+        ("failed", NOW_MS + 2_000),
+        ("restart", NOW_MS + 3_000),
+    ]
+    assert [mark["label"] for mark in marks] == [
+        "checkpoint 3 expired: not done after 1000 ms",
+        f"attempt 1 failed: {NASTY}",
+    ]
+
+
 def test_metrics_say_of_a_job_what_its_status_says():
     store = store_with("running", **FULL)
     samples = samples_of(Visit(store).get("/metrics").text)

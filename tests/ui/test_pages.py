@@ -30,6 +30,8 @@ HTML = [
     f"largest?{PROFILE}",
     "largest?operator=counter&state=clicks",
     f"rows?{PROFILE}&checkpoint=5",
+    f"state?{PROFILE}&column=city",
+    f"facets?{PROFILE}&column=city",
     f"history?{PROFILE}&key0=user-1",
     "sql",
     "sql?q=select+1",
@@ -331,9 +333,58 @@ def test_names_and_values_of_any_kind_are_shown_as_text(name):
     assert len(pages[2].text) < 40_000
 
 
+def test_a_cell_of_a_strip_leads_to_the_fullest_of_its_key_groups():
+    counts = [0] * 1_024
+    counts[5], counts[1_022] = 3, 9
+
+    strip = strip_svg(counts, label="rows", address=lambda group: f"/rows?a=1&key_group={group}")
+
+    addresses = re.findall('<a href="([^"]*)"', strip)
+    assert len(addresses) == 512
+    assert (addresses[2], addresses[511]) == ("/rows?a=1&amp;key_group=5", "/rows?a=1&amp;key_group=1022")
+    assert "key groups 4 to 5: 1.5 rows on average; 5 has most" in strip
+
+
+def test_a_graph_is_coloured_by_who_is_busy_and_who_waits():
+    graph = graph_svg([("rows", [], 0.1), ("slow", [], 1.0)], [("rows", "slow", "", 0.8)])
+
+    assert re.findall('class="(b[^"]*)"', graph) == ["blocked-3", "busy-0", "busy-4"]
+
+
+def test_the_values_of_a_column_are_counted_each_with_a_query_for_its_rows(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("order", pa.int64())]), max_parallelism=8)
+    kinds = {"text": pa.string(), "real": pa.float64(), "at": pa.timestamp("us", "UTC"), "raw": pa.binary()}
+    rows = [
+        {"text": "it's", "real": float("nan"), "at": 1, "raw": b"\x00'"},
+        {"text": "it's", "real": -0.0, "at": 1_500_000, "raw": b"ab"},
+        {"text": None, "real": 0.1, "at": None, "raw": b"x" * 4_000},
+    ]
+    values = backend.state(arrowstate.ValueStateDescriptor("value", pa.struct(list(kinds.items()))))
+    values.update_batch(pa.array(range(6)), pa.array(rows * 2, pa.struct(list(kinds.items()))))
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+    visit = Visit(store)
+
+    for column, different in {"text": 2, "real": 3, "at": 3, "raw": 3, "order": 6}.items():
+        found = visit.json(f"/0/facets.json?operator=op&state=value&column={column}")
+        assert (found["rows"], found["different"], len(found["values"])) == (6, different, different)
+        for value in found["values"]:
+            if value["query"] is None:
+                # It is too long for a query.
+                assert value["value"] == "78" * 4_000
+                continue
+            result = visit.client.post("/0/run.json", data={"q": value["query"]}).json()
+            assert len(result["rows"]) == value["rows"]
+
+    wrong = visit.get("/0/facets.json?operator=op&state=value&column=value")
+    assert wrong.status_code == 400
+    assert "name a column of op.value: order, text, real, at, raw" in wrong.text
+
+
 def test_pictures_need_no_style_and_no_script():
     strip = strip_svg([0, 1, 5] * 20_000, label=NASTY)
-    graph = graph_svg([(NASTY, ["1"]), ("b", [])], [(NASTY, "b", "2"), ("b", NASTY, "3")])
+    graph = graph_svg([(NASTY, ["1"], 0.9), ("b", [], 0.0)], [(NASTY, "b", "2", 0.0), ("b", NASTY, "3", 1.0)])
 
     assert strip.count("<rect") == 512
     for picture in (strip, graph):

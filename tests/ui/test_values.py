@@ -230,6 +230,20 @@ def test_rows_that_do_not_fit_come_with_the_next_ones(tmp_path):
     assert sorted(seen) == list(range(200))
 
 
+def test_bytes_are_shown_as_the_first_32_and_their_number():
+    array = pa.array([b"\x00" * 32, b"\x00" * 31 + b"\xff" * 2_000, b"", None], pa.binary())
+    rows = cells(pa.record_batch([array], names=["raw"]), Room())
+
+    assert [str(as_cell(value)) for (value,) in rows] == [
+        f"<bdi>{'00' * 32}</bdi>",
+        f"<bdi>{'00' * 31}ff</bdi>… <i>2,031 bytes</i>",
+        '<bdi><span class="none">""</span></bdi>',
+        '<span class="none">null</span>',
+    ]
+    # JSON has them all.
+    assert rows[1][0] == "00" * 31 + "ff" * 2_000
+
+
 def test_cells_are_those_of_arrow():
     batch = pa.RecordBatch.from_pydict(
         {"a": [1, None], "b": pa.array(["x", "y"]).dictionary_encode(), "c": [[b"\xff"], None]}

@@ -41,6 +41,8 @@
   };
   const drawn = [];
   let figures = null;
+  // What all charts show: everything (null), the last so many milliseconds, or from one time to another.
+  let view = null;
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
@@ -52,14 +54,55 @@
       const x = plot.valToPos(mark.at_ms / 1000, "x", true);
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       ctx.strokeStyle = ctx.fillStyle = color(mark.kind);
-      if (mark.kind === "fence") {
-        ctx.setLineDash([4, 3]);
+      if (mark.kind === "fence" || mark.kind === "restart") {
+        ctx.setLineDash(mark.kind === "fence" ? [4, 3] : []);
         ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
+      } else if (mark.kind === "failed") {
+        const y = bbox.top + bbox.height - 6;
+        ctx.setLineDash([]);
+        ctx.beginPath(); ctx.moveTo(x - 4, y - 4); ctx.lineTo(x + 4, y + 4); ctx.moveTo(x - 4, y + 4); ctx.lineTo(x + 4, y - 4); ctx.stroke();
       } else {
         ctx.beginPath(); ctx.moveTo(x - 5, bbox.top); ctx.lineTo(x + 5, bbox.top); ctx.lineTo(x, bbox.top + 8); ctx.fill();
       }
     }
     ctx.restore();
+  }
+
+  const times = () => figures.committed_at_ms;
+  function bounds() {
+    // A job that fails has marks after its last checkpoint.
+    const all = times(), last = Math.max(all[all.length - 1], ...(figures.marks || []).map((mark) => mark.at_ms)) / 1000;
+    // A chart of a single time has some around it.
+    const first = all.length > 1 ? all[0] / 1000 : last - 1;
+    return view == null ? [first, last] : typeof view === "number" ? [last - view / 1000, last] : view;
+  }
+
+  // Every chart shows the same time, whatever chose it.
+  function place() {
+    if (!figures || !times().length) return;
+    const [min, max] = bounds();
+    for (const [plot] of drawn) plot.setScale("x", { min, max });
+    for (const button of document.querySelectorAll("#ranges button")) {
+      button.setAttribute("aria-pressed", String(view === (button.dataset.span ? Number(button.dataset.span) : null)));
+    }
+  }
+  function zoomed(plot, key) {
+    if (key !== "x") return;
+    const { min, max } = plot.scales.x, [from, to] = bounds(), all = times();
+    Object.assign(plot.root.parentNode.dataset, { from: min, to: max });
+    if ((min === from && max === to) || !plot.select.width) return;
+    // A reader has chosen a part of it with the mouse.
+    view = [min, max];
+    queueMicrotask(place);
+  }
+
+  // What is marked where the cursor is.
+  function tellMarks(plot) {
+    const told = document.getElementById("marked");
+    const { left } = plot.cursor;
+    const near = left == null || left < 0 ? [] : (figures.marks || []).filter((mark) => Math.abs(plot.valToPos(mark.at_ms / 1000, "x") - left) < 5);
+    const text = near.slice(0, 3).map((mark) => mark.label).join(" · ");
+    if (told && told.textContent !== text) told.textContent = text;
   }
 
   function draw(element, open) {
@@ -77,11 +120,22 @@
           label, stroke: color(name), width: 1.5, points: { show: x.length < 60, size: 4 }, spanGaps: false, value: (_, value) => chart.unit(value),
         })),
       ],
-      hooks: { draw: [drawMarks] },
+      hooks: {
+        draw: [drawMarks],
+        setScale: [zoomed],
+        setCursor: [tellMarks, (own) => { if (own.cursor.idx == null && x.length) own.setLegend({ idx: x.length - 1 }, false); }],
+      },
     }, [x, ...chart.series.map(([, , name]) => figures[name])], element);
+    // A click opens the checkpoint, unless it is the first of a double click.
+    let opening = 0;
     plot.over.addEventListener("click", () => {
-      if (open && plot.cursor.idx != null && plot.select.width === 0) location.href = open + figures.checkpoint_id[plot.cursor.idx];
+      const at = plot.cursor.idx;
+      clearTimeout(opening);
+      if (open && at != null && plot.select.width === 0) opening = setTimeout(() => { location.href = open + figures.checkpoint_id[at]; }, 300);
     });
+    plot.over.addEventListener("dblclick", () => { clearTimeout(opening); view = null; place(); });
+    // A legend without a cursor has the newest figures.
+    if (x.length) plot.setLegend({ idx: x.length - 1 }, false);
     drawn.push([plot, element]);
   }
 
@@ -96,6 +150,9 @@
     figures = await answer.json();
     for (const [plot] of drawn.splice(0)) plot.destroy();
     for (const element of charts.querySelectorAll(".chart")) draw(element, charts.dataset.open);
+    place();
+    const ranges = document.getElementById("ranges");
+    if (ranges) ranges.hidden = false;
     charts.dataset.points = String(figures.checkpoint_id.length);
   }
 
@@ -103,6 +160,54 @@
     for (const [plot, element] of drawn) plot.setSize({ width: element.clientWidth, height: 158 });
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("#ranges button");
+    if (!button) return;
+    view = button.dataset.span ? Number(button.dataset.span) : null;
+    place();
+  });
+
+  // Tables of rows are sorted by a click on the name of a column, and filtered by a text: what is shown, not the state.
+  const amount = (cell) => {
+    const text = cell.textContent.trim();
+    const number = cell.classList.contains("n") ? parseFloat(text.replaceAll(",", "")) : NaN;
+    return Number.isNaN(number) ? text : number;
+  };
+  const ordered = (one, other) => (typeof one === "number" && typeof other === "number" ? one - other : String(one).localeCompare(String(other), "en"));
+  function sortBy(head, table) {
+    const place = [...head.parentNode.children].indexOf(head);
+    const down = head.getAttribute("aria-sort") === "ascending";
+    for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const body = table.tBodies[0];
+    const rows = [...body.rows].map((row) => [amount(row.cells[place]), row]);
+    rows.sort(([one], [other]) => (down ? ordered(other, one) : ordered(one, other)));
+    body.append(...rows.map(([, row]) => row));
+  }
+  function makeSortable(root) {
+    for (const table of root.querySelectorAll("table.rows:not([data-sortable])")) {
+      table.dataset.sortable = "yes";
+      if (!table.tHead || !table.tBodies[0] || table.tBodies[0].rows.length < 2) continue;
+      for (const head of table.tHead.rows[0].cells) {
+        if (!head.textContent.trim()) continue;
+        const button = document.createElement("button");
+        Object.assign(button, { type: "button", className: "sort" });
+        button.append(...head.childNodes);
+        button.addEventListener("click", () => sortBy(head, table));
+        head.append(button);
+      }
+      const label = document.createElement("label"), field = document.createElement("input");
+      Object.assign(field, { type: "search", size: 24, autocomplete: "off" });
+      field.addEventListener("input", () => {
+        const wanted = field.value.toLowerCase();
+        for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+      });
+      label.className = "filter";
+      label.append("Of the rows shown, those with ", field);
+      table.before(label);
+    }
+  }
 
   // Names that a click puts into the query, at the cursor.
   document.addEventListener("click", (event) => {
@@ -181,12 +286,14 @@
 
   document.addEventListener("htmx:after:swap", () => {
     showTimes(document);
+    makeSortable(document);
     const version = document.getElementById("live")?.getAttribute("hx-get");
     if (version && version !== drawCharts.version) { drawCharts.version = version; drawCharts(); }
     const address = document.querySelector("[data-address]")?.dataset.address;
     if (address && address !== location.pathname + location.search) history.replaceState(null, "", address);
   });
   showTimes(document);
+  makeSortable(document);
   const zone = document.getElementById("zone");
   if (zone) zone.textContent = Intl.DateTimeFormat().resolvedOptions().timeZone || "the local zone";
   drawCharts.version = document.getElementById("live")?.getAttribute("hx-get");
