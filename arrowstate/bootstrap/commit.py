@@ -35,7 +35,7 @@ class FilledOperator(Struct, frozen=True):
 
 
 class FilledStates(Struct, frozen=True):
-    """The operator states of an operator, written; they take the place of all that it had."""
+    """Operator states of an operator, written; others that it has stay."""
 
     uid: str
     states: Sequence[OperatorStateDocument]
@@ -139,5 +139,7 @@ def commit_fill(
 def _with_states(given: FilledStates, operator: OperatorDocument | None) -> OperatorDocument:
     states = list(given.states)
     if operator is not None:
-        return replace(operator, operator_states=states)
+        names = {state.name for state in states}
+        others = [state for state in operator.operator_states if state.name not in names]
+        return replace(operator, operator_states=[*others, *states])
     return OperatorDocument(uid=given.uid, key=[], max_parallelism=1, states=[], subtasks=[], operator_states=states)

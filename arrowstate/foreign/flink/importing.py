@@ -27,11 +27,13 @@ from arrowstate.bootstrap.planning import AskedStates
 from arrowstate.bootstrap.tables import TableFill, fill_operators, plan_table
 from arrowstate.errors import InvalidInputError
 from arrowstate.files.operator import FrozenOperatorState
+from arrowstate.files.subtasks import whole_operator
 from arrowstate.foreign.flink.imported_rows import TIMERS, KeyedRows, free_name, name_of
 from arrowstate.foreign.flink.savepoint import FlinkOperator, FlinkSavepoint
 from arrowstate.foreign.flink.sessions import CONTENTS_OF, WINDOWS_OF_SESSIONS
 from arrowstate.foreign.flink.states import FlinkState
 from arrowstate.html import table_html
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.schema.descriptors import (
     AggregatingStateDescriptor,
     ReducingStateDescriptor,
@@ -46,6 +48,7 @@ from arrowstate.schema.operator_state import (
     operator_state_schema,
 )
 from arrowstate.store import Snapshot, StateStore
+from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.names import check_operator_uid
 
 _Given = TypeVar("_Given")
@@ -149,7 +152,8 @@ def import_flink_savepoint(
     OperatorNotFoundError, StateNotFoundError
         If an argument names an operator or state that the savepoint does not have.
     InvalidInputError
-        If there is nothing to import, or a descriptor does not fit; nothing is committed.
+        If there is nothing to import, a descriptor does not fit, or an operator of the store has one of the states
+        already; nothing is committed.
     CorruptDataError
         If the savepoint is damaged; nothing is committed. The rest is as for `StateStore.bootstrap`.
     """
@@ -262,6 +266,8 @@ class _Operator:
         self.fills: list[TableFill] = []
         self.told: list[_Told] = []
         self.operator_states: list[list[FrozenOperatorState]] = []
+        self._stored = _stored_operator(store, uid)
+        self._taken: list[str] = []
         self._parallelism = asked.parallelism or max(operator.parallelism, 1)
         self._max_parallelism = asked.max_parallelism or max(operator.max_parallelism, 1)
         keyless: list[tuple[FlinkState, OperatorStateDescriptor]] = []
@@ -279,8 +285,37 @@ class _Operator:
                 if reference in asked.states or reference in asked.ttls:
                     raise
                 self.told.append(_Told(state, note=str(error)))
+        if self._taken:
+            # With states of two savepoints an operator would have sums of one time, and positions of another.
+            names = ", ".join(map(repr, self._taken))
+            raise InvalidInputError(
+                f"operator {uid!r} in {store.storage.url} has {names} already, and an import neither adds to a state "
+                "nor replaces it: import into another store, or under another uid"
+            )
         if keyless:
+            self._check_subtasks()
             self._fill_keyless(keyless)
+
+    def _is_free(self, name: str) -> bool:
+        """Whether the operator has no state of this name yet; one that is taken is noted."""
+        stored = self._stored
+        known = [] if stored is None else [state.name for state in stored.states]
+        known += [] if stored is None else [state.name for state in stored.operator_states]
+        taken = [other for other in known if other.lower() == name.lower()]
+        self._taken += taken
+        return not taken
+
+    def _check_subtasks(self) -> None:
+        """Refuse operator state of another number of subtasks than the operator has."""
+        stored = self._stored
+        if stored is None or self.fills:
+            return
+        count = stored.operator_states[0].part_count if stored.operator_states else len(stored.subtasks)
+        if count != self._parallelism:
+            raise InvalidInputError(
+                f"operator {self._uid!r} in {self._store.storage.url} has {count} subtasks, got operator state of "
+                f"{self._parallelism}: import it with parallelism={count}"
+            )
 
     # Keyed state
 
@@ -328,6 +363,8 @@ class _Operator:
 
     def _fill(self, state: FlinkState, rows: KeyedRows, descriptor: StateDescriptor) -> None:
         name = descriptor.name
+        if not self._is_free(name):
+            return
         asked = AskedStates(
             [descriptor],
             accumulators=isinstance(descriptor, (ReducingStateDescriptor, AggregatingStateDescriptor)),
@@ -359,6 +396,7 @@ class _Operator:
 
     def _keyless(self, state: FlinkState) -> OperatorStateDescriptor:
         name = free_name(name_of(state.name.removesuffix(" (operator)")), self._names)
+        self._is_free(name)
         kind = state.schema.field("value").type
         if state.kind == "broadcast":
             return BroadcastStateDescriptor(name, state.schema.field("key").type, kind)
@@ -394,6 +432,14 @@ class _Operator:
             note = _lost(lost, "elements")
             self.told.append(_Told(state, self._uid, descriptor.name, note, rows=table.num_rows))
         self.operator_states = parts
+
+
+def _stored_operator(store: StateStore, uid: str) -> OperatorDocument | None:
+    """Return what the newest checkpoint of a store has of an operator."""
+    newest = CommitLog(store.storage).latest_checkpoint()
+    found = () if newest is None else newest.operators
+    operator = next((item for item in found if item.uid == uid), None)
+    return None if operator is None else whole_operator(store.storage, operator)
 
 
 def _lost(count: int, what: str) -> str:

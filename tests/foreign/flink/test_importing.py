@@ -146,6 +146,38 @@ def test_what_does_not_fit_leaves_nothing_behind(opened, store, arguments, error
     assert sorted(store.storage.list("")) == before
 
 
+@pytest.mark.parametrize("operator", ["core-long", "opstate"])
+def test_a_second_import_of_an_operator_is_refused_and_changes_nothing(opened, store, operator):
+    savepoint = opened("core-rocksdb-native")
+    import_flink_savepoint(savepoint, store, operators={operator: "there"})
+    before = sorted(store.storage.list(""))
+
+    # Its keyed state would be of the first, and the positions of its sources of the second.
+    with pytest.raises(InvalidInputError, match="operator 'there' in .* already, and an import neither adds"):
+        import_flink_savepoint(savepoint, store, operators={operator: "there", "source": "source"})
+
+    assert sorted(store.storage.list("")) == before
+    import_flink_savepoint(savepoint, store, operators={operator: "another", "source": "source"})
+
+
+def test_an_import_of_other_operator_state_keeps_what_is_there(opened, store):
+    savepoint = opened("core-rocksdb-native")
+    names = {"opstate.op-pojo", "opstate.op-split", "opstate.op-union"}
+
+    def add(name, **options):
+        left_out = dict.fromkeys(names - {name})
+        import_flink_savepoint(savepoint, store, operators={"opstate": "opstate"}, states=left_out, **options)
+
+    add("opstate.op-pojo")
+    with pytest.raises(InvalidInputError, match="got operator state of 7: import it with parallelism="):
+        add("opstate.op-split", parallelism=7)
+    add("opstate.op-split")
+    add("opstate.op-union")
+
+    (found,) = store.latest().show()["operators"]
+    assert {f"opstate.{state['name']}" for state in found["operator_states"]} == names
+
+
 def test_entries_that_nothing_tells_apart_are_told_as_what_they_are(opened, store):
     made = import_flink_savepoint(opened("core-hashmap-native"), store, operators={"types-int": "types"})
 
