@@ -350,11 +350,13 @@ def _can_read(stored: Field | None, current: Field, version: int) -> bool:
 
 def has_names_of(stored: Sequence[Field], current: Sequence[Field], known: KnownTypes) -> bool:
     """Whether readers that go by names get the rows of a file with the stored columns right by the current schema."""
-    by_name = {field.name: field for field in stored}
+    by_name, ids = {field.name: field for field in stored}, {field.id for field in stored}
     for field in current:
         old = by_name.get(field.name)
         if old is None:
-            if not field.nullable or (field.default is not None and field.default.is_valid()[0].as_py()):
+            has_value = field.default is not None and field.default.is_valid()[0].as_py()
+            # With its id among those of the file, it is there by the name that it had.
+            if field.id in ids or has_value or not field.nullable:
                 return False
         elif _ids_and_types([old], known) != _ids_and_types([field], known):
             return False

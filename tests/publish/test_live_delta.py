@@ -204,6 +204,22 @@ def test_a_column_that_has_the_name_of_an_earlier_one_shows_no_value_of_that(tmp
     assert compared_delta(store, publication, by_deltalake) == len(forms)
 
 
+@pytest.mark.parametrize("version", [3, 2])
+def test_a_column_that_was_renamed_and_nothing_else_keeps_its_values(tmp_path, version):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = backend_of()
+    for number, name in enumerate("abcb"):
+        evolution = arrowstate.SchemaEvolution(renamed={"abcb"[number - 1]: name}) if number else None
+        form = pa.struct([(name, pa.int64())])
+        state = backend.state(arrowstate.ValueStateDescriptor("one", form, evolution=evolution))
+        state.update_batch([number], pa.array([{name: number}], form))
+        commit(store, {"op": [backend]})
+        publication = published(store, tmp_path / "tables", version=version)
+        backend = store.latest().restore("op")
+
+    assert compared_delta(store, publication, by_deltalake) == 4
+
+
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
 def test_every_type_is_read_as_it_is_or_as_its_column_says(tmp_path, format):
     given = {kind: value for kind, value in FLAT.items() if format == "arrow" or not pa.types.is_null(kind)}
