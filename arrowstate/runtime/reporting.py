@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from arrowstate.checkpoints.coordination import CheckpointRecord, Status
-from arrowstate.errors import ArrowStateError, FencedError, UserFunctionError
+from arrowstate.errors import ArrowStateError, FencedError, JobFailedError, UserFunctionError
 from arrowstate.log.jobs import (
     ENDED,
     FailedCheckpoint,
@@ -244,6 +244,8 @@ def _since(status: JobStatus, state: str, seen_ms: int) -> int:
 def _reason(look: Look, state: str) -> str | None:
     if state == "down":
         return _cut(look.status.restarts[-1].reason)
+    if isinstance(look.error, JobFailedError):
+        return _cut(look.error.reason)
     return None if look.error is None else _cut(f"{type(look.error).__name__}: {look.error}")
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ from arrowstate.runtime.core.coordinator import RestartStatus
 from arrowstate.runtime.core.in_flight import InFlightStates
 from arrowstate.runtime.drivers.inline import Inline, InlineDriver
 from arrowstate.runtime.drivers.ready import ReadySlots
-from arrowstate.runtime.drivers.timed import TimedDriver
+from arrowstate.runtime.drivers.timed import TimedDriver, left_by
 from arrowstate.runtime.graph import Declared, Graph, Mode, SinkNode, SourceNode, StatefulNode
 from arrowstate.runtime.lease import JobLease
 from arrowstate.runtime.reporting import Account, Look, Reporter
@@ -74,6 +75,8 @@ class Driver(Protocol):
 
 class RunningJob:
     """A job that was started. Use it in a `with` block, at whose end the job is stopped without a checkpoint.
+
+    If an exception leaves the block, the job has failed by it. Ctrl-C and `SystemExit` stop it.
 
     Examples
     --------
@@ -158,8 +161,10 @@ class RunningJob:
     def __enter__(self) -> RunningJob:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close("it was closed", left_by("the `with` block of the job", error))
 
     @property
     def driver(self) -> Any:
@@ -433,10 +438,13 @@ class RunningJob:
 
     def close(self) -> None:
         """End the job at once, without a checkpoint, if it has not ended; what was committed stays."""
+        self._close("it was closed", None)
+
+    def _close(self, reason: str, error: Exception | None) -> None:
         left = _Left(None, "")
         while True:
             driver = self._settled(left)
-            driver.call(lambda job: job.cancel("it was closed"))
+            driver.call(lambda job: job.cancel(reason, error))
             if driver.coordinator.state != "rescaling":
                 break
         driver.close()

@@ -230,19 +230,40 @@ while {until} running.status().state != "finished":
     pass
 # The coordinator is busy when the interpreter ends, so it hears late that the job is to end.
 running.driver.post(lambda coordinator: time.sleep(0.5))
+{last}
 """
 
 
 @pytest.mark.parametrize(
-    ("source", "until", "state"), [("TableSource(ROWS)", "", "finished"), ("endless()", "False and", "stopped")]
+    ("source", "until", "last", "state", "reason"),
+    [
+        ("TableSource(ROWS)", "", "", "finished", None),
+        ("endless()", "False and", "", "stopped", None),
+        ("endless()", "False and", "1 / 0", "failed", "the script of the job was left by ZeroDivisionError: division"),
+        ("endless()", "False and", "raise KeyboardInterrupt", "stopped", None),
+    ],
+    ids=["its input has ended", "the script has ended", "an exception", "Ctrl-C"],
 )
-def test_a_job_that_nobody_has_closed_says_how_it_ended(tmp_path, source, until, state):
+def test_a_job_that_nobody_has_closed_says_how_it_ended(tmp_path, source, until, last, state, reason):
     paths = [str(Path(__file__).parent), *(path for path in sys.path if "tests" in path)]
-    script = UNCLOSED.format(paths=paths, store=str(tmp_path / "store"), source=source, until=until)
+    script = UNCLOSED.format(paths=paths, store=str(tmp_path / "store"), source=source, until=until, last=last)
 
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], check=not last, timeout=120)
 
-    assert newest_report(arrowstate.open_store(tmp_path / "store").storage).state == state
+    report = newest_report(arrowstate.open_store(tmp_path / "store").storage)
+    assert report.state == state
+    assert (report_of(report).reason or "").startswith(reason or "")
+
+
+@pytest.mark.parametrize(("error", "state"), [(ValueError("no such price"), "failed"), (SystemExit(), "stopped")])
+def test_a_job_whose_block_an_exception_leaves_has_failed_by_it(error, state):
+    with pytest.raises(type(error)), declared("memory://left", endless()).start(mode="threads") as running:
+        raise error
+
+    health = running.store.health()
+    assert health.status == state
+    told = ("the `with` block of the job was left by ValueError: no such price",)
+    assert health.problems == (told if state == "failed" else ())
 
 
 @pytest.mark.parametrize("ends", ["stopped", "finished", "failed"])

@@ -202,11 +202,11 @@ class Coordinator:
             elif self.state == "waiting":
                 self._stopped_down()
 
-    def cancel(self, reason: str) -> None:
-        """End at once, without a checkpoint; what was committed stays."""
+    def cancel(self, reason: str, error: BaseException | None = None) -> None:
+        """End at once, without a checkpoint; what was committed stays. With an error nobody has asked for that."""
         if not self.is_over:
             self._end_attempt(reason)
-            self._over("stopped", None)
+            self._over("stopped" if error is None else "failed", error)
 
     def leave(self, reason: str) -> list[RestartStatus]:
         """End at once, as `cancel` does, for a job that goes on with another coordinator.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import random
+import sys
 import threading
 import time
 import weakref
@@ -14,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from arrowstate.clock import now_ms
+from arrowstate.errors import JobFailedError
 from arrowstate.runtime.core.assembling import Entries
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import Coordinator
@@ -185,10 +187,21 @@ _EXIT_S = 3.0
 """How long an interpreter that ends waits for a slot of a job that nobody has closed."""
 
 
+def left_by(place: str, error: BaseException | None) -> JobFailedError | None:
+    """Return why a job has failed that an exception leaves alone; None for one who asks for the end, as by Ctrl-C."""
+    if not isinstance(error, Exception):
+        return None
+    failed = JobFailedError(f"{place} was left by {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
+
+
 def _close_all() -> None:
+    # What has ended the script; at a prompt it is whatever was printed last.
+    error = None if hasattr(sys, "ps1") else left_by("the script of the job", getattr(sys, "last_value", None))
     for driver in list(_OPEN):
         # It is over before its worker is shut down, which then says how the job ended.
-        driver.call(lambda coordinator: coordinator.cancel("the interpreter ended"))
+        driver.call(lambda coordinator: coordinator.cancel("the interpreter ended", error))
         driver.close(_EXIT_S)
 
 
