@@ -339,6 +339,18 @@ def test_a_function_has_no_state_under_the_names_of_rows_in_flight(name):
         job.run(mode="inline")
 
 
+@pytest.mark.parametrize("name", ["inflight", "inflight_channels", "inflight_null_key"])
+def test_a_table_beside_the_rows_has_none_of_the_names_of_rows_in_flight(name):
+    job = Job("memory://unaligned-broadcast-" + name, options=options(), restart=Restart.none())
+    prices = job.source(TableSource(table().select(["user", "n"])), uid="prices")
+    beside = {arrowstate.BroadcastStateDescriptor(name, pa.string(), pa.int64()): prices}
+    rows = job.source(TableSource(table()), uid="rows")
+    rows.stateful(InOrder(), key=["user"], uid="totals", output_schema=OUT, broadcast=beside)
+
+    with pytest.raises(JobFailedError, match="name it otherwise"):
+        job.run(mode="inline")
+
+
 def test_options_that_contradict_each_other_are_refused():
     with pytest.raises(InvalidInputError, match="max_concurrent must be 1"):
         options(max_concurrent=2)

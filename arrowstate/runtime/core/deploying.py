@@ -96,7 +96,8 @@ def _operator(
         body = FunctionBody(node, backend, broadcasts, states, chain, attempt.outside.now_ms)
         attempt.closes.append((node.uid, body.close))
         flight = _flight(attempt, node, base, stored, setting, storage)
-        check_names(node.uid, backend.state_names, states.state_names, unaligned=setting.unaligned)
+        operator_states = [*states.state_names, *broadcasts]
+        check_names(node.uid, backend.state_names, operator_states, unaligned=setting.unaligned)
     else:
         body = RelayBody(chain)
     channels = [(edge.number, sender) for edge in node.inputs for sender in range(setting.parallelism)]
