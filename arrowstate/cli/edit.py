@@ -44,16 +44,20 @@ def edit(options: argparse.Namespace) -> int:
         plan = made.plan()
         told = _told(plan, options.samples)
         done = _finish(made, options)
+    report = done.get("purged")
+    code = 0 if report is None or report.is_done else 1
     if options.json:
-        print_json({**told, **done})
-        return 0
+        print_json({**told, **done, **({} if report is None else {"purged": _purged(report)})})
+        return code
     _print(plan, told)
     for name, value in done.items():
         if value is not None:
             say(_DONE[name].format(value))
     if not done:
         say("nothing was changed; --apply commits it, --to PLACE writes it as a savepoint")
-    return 0
+    if code:
+        say("the purge is not done: see what may still hold the rows, and purge once more")
+    return code
 
 
 _DONE = {
@@ -72,7 +76,7 @@ def _finish(made: Edit[Snapshot], options: argparse.Namespace) -> dict[str, Any]
     if not options.apply:
         return {}
     if options.purge:
-        return {"purged": _purged(made.purge(comment=options.comment, checked=options.checked), as_json=options.json)}
+        return {"purged": made.purge(comment=options.comment, checked=options.checked)}
     planned_on = made.checkpoint_id
     before = set(open_store(options.store).tags())
     snapshot = made.commit(comment=options.comment, retries=options.retries)
@@ -82,9 +86,8 @@ def _finish(made: Edit[Snapshot], options: argparse.Namespace) -> dict[str, Any]
     return done | again if options.retries else done
 
 
-def _purged(report: PurgeReport, *, as_json: bool) -> Any:
-    if not as_json:
-        return str(report)
+def _purged(report: PurgeReport) -> dict[str, Any]:
+    """Return a report as plain values."""
     return {
         "checkpoint_id": report.checkpoint_id,
         "rewritten": report.rewritten,
@@ -102,6 +105,8 @@ def _purged(report: PurgeReport, *, as_json: bool) -> Any:
         "savepoints": list(report.savepoints),
         "tables": list(report.tables),
         "notes": list(report.notes),
+        "published": list(report.published),
+        "imported_from": list(report.imported_from),
         "unreferenced": report.unreferenced,
         "is_done": report.is_done,
         "not_reached": list(report.not_reached),

@@ -78,8 +78,12 @@ def test_a_script_comes_from_a_pipe_and_goes_to_a_savepoint(store, tmp_path, cap
 
 def test_a_purged_key_is_in_no_file_and_what_holds_it_is_named(store, tmp_path, capsys):
     store.tag("gold")
-    assert main(["edit", store.url, "--delete-key", "shop", "bot-1", "--apply", "--purge"]) == 0
-    assert "tag 'gold'" in capsys.readouterr().out
+    assert main(["edit", store.url, "--delete-key", "shop", "bot-1", "--apply", "--purge", "--json"]) == 1
+    assert not json.loads(capsys.readouterr().out)["purged"]["is_done"]
+    assert main(["edit", store.url, "--apply", "--purge"]) == 1
+    said = capsys.readouterr().out
+    assert "tag 'gold'" in said
+    assert "the purge is not done" in said
     store.untag("gold")
 
     assert main(["edit", store.url, "--delete-key", "shop", "bot-1", "--apply", "--purge", "--json"]) == 0
@@ -101,7 +105,7 @@ def test_a_purge_without_statements_takes_what_was_deleted_before_and_tables_tha
         edit.commit()
     store.untag("before-edit-3")
 
-    assert main(["edit", store.url, "--apply", "--purge"]) == 0
+    assert main(["edit", store.url, "--apply", "--purge"]) == 1
     assert "output table totals.rows (1 rows) may hold them" in capsys.readouterr().out
     assert main(["edit", store.url, "--apply", "--purge", "--checked", "totals", "--json"]) == 0
 
