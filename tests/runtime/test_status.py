@@ -7,7 +7,18 @@ import arrowstate
 import runtime_jobs as jobs
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.errors import InvalidInputError, StateNotFoundError
-from arrowstate.runtime import Batch, Job, OutputTable, Reader, Restart, Source, Split, TableSource, Watermarks
+from arrowstate.runtime import (
+    Batch,
+    GeneratorSource,
+    Job,
+    OutputTable,
+    Reader,
+    Restart,
+    Source,
+    Split,
+    TableSource,
+    Watermarks,
+)
 from arrowstate.runtime.core import exchange
 
 NUMBERS = pa.table({"k": [f"key {number % 5}" for number in range(100)], "n": pa.array(range(100), pa.int64())})
@@ -229,10 +240,37 @@ def test_a_change_of_parallelism_is_told_too_and_with_the_checkpoint_that_the_jo
     with job.start(mode="inline") as running:
         taken = running.checkpoint().checkpoint_id
         running.rescale(parallelism=2)
+        running.rescale(parallelism=3)
         running.checkpoint()
-        rows = running.sql("select checkpoint_id, reason, running_at is not null from runtime.restarts").fetchall()
+        rows = running.sql("select attempt, checkpoint_id, reason, running_at is not null from runtime.restarts")
+        found = rows.fetchall()
 
-    assert rows == [(taken + 1, "rescaled from parallelism 1 to 2", True)]
+    assert found == [
+        (1, taken + 1, "rescaled from parallelism 1 to 2", True),
+        (2, taken + 2, "rescaled from parallelism 2 to 3", True),
+    ]
+
+
+def test_the_report_counts_rows_that_were_set_aside_before_a_change_of_parallelism():
+    def numbered(first, count):
+        numbers = range(first, first + count)
+        return pa.record_batch({"k": ["key" if n else None for n in numbers], "n": pa.array(numbers, pa.int64())})
+
+    source = GeneratorSource(numbered, NUMBERS.schema, rows_per_second=1_000)
+    job = Job("memory://status-set-aside", lease_ms=100)
+    job.source(source, uid="numbers").stateful(Counts(), key=["k"], uid="counts", on_error="dead_letter")
+
+    def dead():
+        return sum(operator.dead_rows for operator in running.store.health().report.operators)
+
+    with job.start(mode="threads") as running:
+        while not dead():
+            running.checkpoint()
+        running.rescale(parallelism=2)
+        running.checkpoint()
+        running.stop()
+
+    assert dead() == 1
 
 
 def test_checkpoints_are_told_and_how_long_each_waited_for_barriers():

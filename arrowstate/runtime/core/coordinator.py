@@ -181,6 +181,7 @@ class Coordinator:
         With `has_begun` rows of the job have come elsewhere, so a failure before the first row is none of the job.
         """
         self.restarts = list(past)
+        self.attempt = past[-1].attempt if past else 0
         self._has_begun = has_begun or bool(past)
         self._restore()
 
