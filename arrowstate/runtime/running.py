@@ -31,7 +31,7 @@ from arrowstate.runtime.connectors import PreparingSink, Sink
 from arrowstate.runtime.core.assembling import PROPERTY, Entries, stored_table
 from arrowstate.runtime.core.assignment import check_splits
 from arrowstate.runtime.core.attempt import Setting
-from arrowstate.runtime.core.coordinator import RestartStatus
+from arrowstate.runtime.core.coordinator import Coordinator
 from arrowstate.runtime.core.in_flight import InFlightStates
 from arrowstate.runtime.drivers.inline import Inline, InlineDriver
 from arrowstate.runtime.drivers.ready import ReadySlots
@@ -373,11 +373,11 @@ class RunningJob:
                 raise InvalidInputError(f"parallelism must be 1 to {maximum}, the max parallelism, got {parallelism}")
             self.checkpoint()
             driver, before = self._driver, (self._parallelism, self._max_parallelism)
-            past = driver.call(lambda job: job.leave(f"rescaled from parallelism {before[0]} to {parallelism}"))
+            driver.call(lambda job: job.leave(f"rescaled from parallelism {before[0]} to {parallelism}"))
             try:
                 driver.close()
                 self._parallelism, self._max_parallelism = parallelism, maximum
-                self._begin(past)
+                self._begin(driver.coordinator)
             except BaseException as error:
                 self._parallelism, self._max_parallelism = before
                 failed = JobFailedError(
@@ -500,7 +500,7 @@ class RunningJob:
     def _newest(self) -> LogEntryDocument | None:
         return CommitLog(self.store.storage).history().checkpoint
 
-    def _begin(self, past: Sequence[RestartStatus] = (), *, has_begun: bool = False) -> None:
+    def _begin(self, before: Coordinator | None = None, *, has_begun: bool = False) -> None:
         job, store = self._job, self.store
         setting = _setting(job, store, self._parallelism, self._max_parallelism)
         entries = Entries(
@@ -532,7 +532,7 @@ class RunningJob:
         else:
             ready, self._ready = self._ready, None
             driver = TimedDriver(job, setting, store.storage, entries, self._mode, ready)
-        driver.call(lambda coordinator: coordinator.begin(past, has_begun=has_begun))
+        driver.call(lambda coordinator: coordinator.begin(before, has_begun=has_begun))
         self._driver = driver
 
 

@@ -244,11 +244,13 @@ def test_a_change_of_parallelism_is_told_too_and_with_the_checkpoint_that_the_jo
         running.checkpoint()
         rows = running.sql("select attempt, checkpoint_id, reason, running_at is not null from runtime.restarts")
         found = rows.fetchall()
+        checkpoints = running.sql("select checkpoint_id from runtime.checkpoints where status = 'completed'").fetchall()
 
     assert found == [
         (1, taken + 1, "rescaled from parallelism 1 to 2", True),
         (2, taken + 2, "rescaled from parallelism 2 to 3", True),
     ]
+    assert checkpoints == [(taken + number,) for number in range(4)]
 
 
 def test_the_report_counts_rows_that_were_set_aside_before_a_change_of_parallelism():

@@ -142,6 +142,10 @@ class JobCheckpoints:
         """Whether a commit is under way."""
         return self._committing > 0
 
+    def go_on_from(self, records: Sequence[CheckpointRecord]) -> None:
+        """Keep the records of checkpoints of before, which others have taken."""
+        self._records = list(records)
+
     def begin_attempt(self, attempt: int) -> None:
         """Begin an attempt, which takes a last checkpoint of its own.
 

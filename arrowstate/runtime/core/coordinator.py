@@ -175,14 +175,16 @@ class Coordinator:
         """The checkpoints of all attempts, oldest first, the last hundred or so."""
         return self._checkpoints.records
 
-    def begin(self, past: Sequence[RestartStatus] = (), *, has_begun: bool = False) -> None:
-        """Start the first attempt; `past` is what ended those of the coordinator that was in its place.
+    def begin(self, before: Coordinator | None = None, *, has_begun: bool = False) -> None:
+        """Start the first attempt, or the next one of a job that another coordinator has left.
 
         With `has_begun` rows of the job have come elsewhere, so a failure before the first row is none of the job.
         """
-        self.restarts = list(past)
-        self.attempt = past[-1].attempt if past else 0
-        self._has_begun = has_begun or bool(past)
+        if before is not None:
+            self.attempt = before.attempt
+            self.failures, self.restarts = list(before.failures), list(before.restarts)
+            self._checkpoints.go_on_from(before.records)
+        self._has_begun = has_begun or before is not None
         self._restore()
 
     def request_checkpoint(self, done: Done, *, is_full: bool = False, is_aligned: bool = False) -> None:
@@ -209,17 +211,14 @@ class Coordinator:
             self._end_attempt(reason)
             self._over("stopped" if error is None else "failed", error)
 
-    def leave(self, reason: str) -> list[RestartStatus]:
-        """End at once, as `cancel` does, for a job that goes on with another coordinator.
-
-        Return what ended attempts.
-        """
+    def leave(self, reason: str) -> None:
+        """End at once, as `cancel` does, for a job that goes on with another coordinator."""
         if self.is_over or self._stopping is not None:
             how = f"has {self.state}" if self.is_over else "is being stopped"
             raise InvalidInputError(f"the job {how}, so it is not {reason}; start it again with another parallelism")
         self._end_attempt(reason)
         self._over("rescaling", None)
-        return [*self.restarts, RestartStatus(self.attempt, self._outside.now_ms(), reason)][-100:]
+        self.restarts = [*self.restarts, RestartStatus(self.attempt, self._outside.now_ms(), reason)][-100:]
 
     def broke(self, error: BaseException) -> None:
         """Take note that the coordinator itself raised, or could not be replaced: the job ends."""
