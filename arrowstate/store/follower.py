@@ -211,15 +211,21 @@ class Follower:
             If the store cannot be read. The checkpoint that was the newest stays.
         """
         with self._refreshing:
-            if self._closed.is_set():
-                return False
-            committed = next(self._log.history().checkpoints(), None)
-            current = self._current
-            if committed is None:
-                return False
-            if self._has_lost_its_lease() or current is None or current.entry.commit_id != committed.document.commit_id:
-                return self._take(committed)
-            self._let_older_go()
+            while not self._closed.is_set():
+                committed = next(self._log.history().checkpoints(), None)
+                current = self._current
+                if committed is None:
+                    return False
+                if not self._has_lost_its_lease() and current is not None and _are_same(current, committed):
+                    self._let_older_go()
+                    return False
+                try:
+                    return self._take(committed)
+                except (CollectedError, CheckpointNotFoundError, CheckpointsCollectedError):
+                    # Where no lease held it yet, it may be collected as soon as there is a newer one.
+                    newest = next(self._log.history().checkpoints(), None)
+                    if newest is None or newest.document.commit_id == committed.document.commit_id:
+                        raise
             return False
 
     def look(self) -> None:
@@ -255,7 +261,7 @@ class Follower:
         snapshot = self._snapshot_of(committed.document)
         # Who asks for a row does not wait until its files are open.
         _open(snapshot, _states_of(snapshot) if self._opens_all else set(self._used.copy().values()))
-        is_new = self._current is None or self._current.entry.commit_id != committed.document.commit_id
+        is_new = self._current is None or not _are_same(self._current, committed)
         self._held.append(_Held(committed, weakref.ref(snapshot)))
         with self._swapped:
             self._current = snapshot
@@ -316,6 +322,10 @@ class Follower:
         committed_at_ms = snapshot.entry.committed_at_ms
         age_ms = max(0, self._clock_ms() - committed_at_ms)
         return Answer(found, snapshot.checkpoint_id, committed_at_ms, age_ms)
+
+
+def _are_same(snapshot: Snapshot, committed: CommittedEntry) -> bool:
+    return snapshot.entry.commit_id == committed.document.commit_id
 
 
 def _states_of(snapshot: Snapshot) -> set[tuple[str, str]]:

@@ -189,6 +189,35 @@ def test_who_was_suspended_for_longer_than_its_lease_goes_over_to_the_newest(wri
         assert (answer.checkpoint_id, answer.value["clicks"].to_pylist()) == (2, [2])
 
 
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_a_newest_checkpoint_that_is_collected_before_it_is_held_gives_way_to_the_next(written, is_followed):
+    """As where a job keeps one checkpoint and makes many: of one who begins, or whose lease has ended."""
+    store, write = written
+    write()
+    missed = []
+
+    def miss():
+        write()
+        missed.append(collect(store))
+
+    hooked = Hooked(store.storage)
+    if not is_followed:
+        hooked.act_before("put_if_absent", "leases/", miss)
+    with StateStore(hooked, store.store_id).follow(poll_ms=100_000, ttl_ms=100_000) as follower:
+        if is_followed:
+            (lease,) = store.storage.list("leases/")
+            store.storage.delete(lease)
+            write()
+            collect(store)
+            follower._lease._lost = CheckpointNotFoundError(1, [2])
+            hooked.act_before("put_if_absent", "leases/", miss)
+        answer = follower.lookup("counter.clicks", ["user-1"])
+
+    newest = store.latest().checkpoint_id
+    assert missed == [[newest]]
+    assert (answer.checkpoint_id, answer.value["clicks"].to_pylist()) == (newest, [newest])
+
+
 def test_a_renewal_that_failed_lets_go_of_nothing(written, monkeypatch):
     store, write = written
     write()
