@@ -44,6 +44,7 @@ from arrowstate.runtime.status import JobStatus, status_of
 from arrowstate.runtime.tables import status_tables
 from arrowstate.schema.keys import described
 from arrowstate.schema.layout import key_schema_of
+from arrowstate.schema.operator_state import check_converted, operator_descriptor_of
 from arrowstate.storage.base import Storage
 from arrowstate.store.follower import Follower
 from arrowstate.store.snapshot import Snapshot
@@ -744,6 +745,10 @@ def _check_columns(graph: Graph, operators: Sequence[OperatorDocument], storage:
                     "declare the key that it has, or give the operator another uid",
                 )
             InFlightStates(task).check(by_uid[task.uid])
+            stored = {state.name: state for state in by_uid[task.uid].operator_states}
+            for descriptor in task.broadcasts:
+                if descriptor.name in stored:
+                    check_converted(operator_descriptor_of(stored[descriptor.name]), descriptor)
     for sink in graph.sinks:
         if isinstance(sink.sink, OutputTable):
             stored_table(sink).parts_before(storage, operators)

@@ -161,6 +161,12 @@ def check_same_operator_state(have: OperatorStateDescriptor, given: OperatorStat
         )
 
 
+def check_converted(stored: OperatorStateDescriptor, given: OperatorStateDescriptor) -> None:
+    """Refuse what was stored under one descriptor if another one cannot have it."""
+    if stored != given or given.evolution is not None:
+        converted(stored, given, pa.RecordBatch.from_pylist([], schema=operator_state_schema(stored)))
+
+
 def converted(stored: OperatorStateDescriptor, given: OperatorStateDescriptor, part: pa.RecordBatch) -> pa.RecordBatch:
     """Return what was stored under one descriptor as another one has it."""
     if _described(stored, types=False) != _described(given, types=False):

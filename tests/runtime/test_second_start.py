@@ -90,6 +90,46 @@ def test_a_start_that_is_refused_leaves_the_job_alone_that_runs(tmp_path, other)
         assert running.store.health().status in ("starting", "up")
 
 
+class Priced(arrowstate.BatchFunction):
+    """Emits what the table beside the rows has."""
+
+    def process_batch(self, batch, context):
+        price = context.broadcast("prices").get("ann")
+        return pa.record_batch({"user": batch["user"], "price": pa.array([str(price)] * batch.num_rows)})
+
+
+def priced(store, key, value, parallelism, rows):
+    job = Job(store, parallelism=parallelism)
+    prices = job.source(TableSource(pa.table({"user": ["ann"], "price": [7]})), uid="prices")
+    prices = prices.map_batches(lambda batch: batch.cast(pa.schema({"user": key, "price": value})))
+    beside = {arrowstate.BroadcastStateDescriptor("prices", key, value): prices}
+    source = job.source(TableSource(ROWS), uid=rows)
+    priced = source.stateful(
+        Priced(),
+        key=["user"],
+        uid="priced",
+        output_schema=pa.schema({"user": pa.string(), "price": pa.string()}),
+        broadcast=beside,
+    )
+    priced.sink(OutputTable(f"out_of_{rows}"))
+    return job
+
+
+def test_a_table_beside_the_rows_follows_its_type_or_is_refused_before_a_row_is_read():
+    store = "memory://second-broadcast"
+    priced(store, pa.string(), pa.int32(), 2, "first").run(mode="inline")
+
+    for key, value in ((pa.string(), pa.string()), (pa.large_string(), pa.int32())):
+        with pytest.raises(IncompatibleStateError, match="prices"):
+            priced(store, key, value, 2, "first").start(mode="inline")
+    job = priced(store, pa.string(), pa.int64(), 3, "second")
+    job.allow_non_restored_state = True
+    last = job.run(mode="inline")
+
+    assert last.operator_state("priced", "prices").schema.field("prices").type == pa.int64()
+    assert last.sql("select distinct price from out_of_second.rows").fetchall() == [("7",)]
+
+
 def test_another_kind_of_source_under_the_uid_is_refused(tmp_path):
     pq.write_table(ROWS, tmp_path / "rows.parquet")
     sources = [TableSource(ROWS), FileSource(tmp_path, "parquet", schema=ROWS.schema)]

@@ -184,16 +184,14 @@ def _broadcasts(
     subtask: int, node: StatefulNode, stored: OperatorDocument | None, storage: Storage
 ) -> dict[str, BroadcastState]:
     documents = {} if stored is None else {state.name: state for state in stored.operator_states}
-    made = {}
+    backend = OperatorStateBackend()
     for descriptor in node.broadcasts:
         document = documents.get(descriptor.name)
-        if document is None:
-            made[descriptor.name] = BroadcastState(descriptor)
-        else:
+        if document is not None:
             whole = whole_state(storage, node.uid, document)
             # All subtasks had the same.
-            made[descriptor.name] = restored_broadcast(storage, whole, min(subtask, len(whole.parts) - 1))
-    return made
+            backend.hold(restored_broadcast(storage, whole, min(subtask, len(whole.parts) - 1)))
+    return {descriptor.name: backend.state(descriptor) for descriptor in node.broadcasts}
 
 
 def _operator_states(
