@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
 from arrowstate.query.expiry import Seen
+from arrowstate.query.polars_scan import check_columns, lazy_frame
 from arrowstate.query.state import StateReader
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
@@ -38,7 +39,9 @@ def imported_polars(method: str) -> Any:
 
 def polars_frame(rows: pa.Table) -> polars.DataFrame:
     """Return rows as a data frame of Polars, for the methods `to_polars`."""
-    frame: polars.DataFrame = imported_polars("to_polars").from_arrow(rows)
+    frames = imported_polars("to_polars")
+    check_columns(rows.schema)
+    frame: polars.DataFrame = frames.from_arrow(rows)
     return frame
 
 
@@ -142,8 +145,12 @@ class StateTable:
         return ScannedDataset(Narrowed(source, source.shown), self._on_scan)
 
     def lazy(self) -> polars.LazyFrame:
-        """Return the rows as a lazy frame of Polars, whose filters and columns are pushed down as for `dataset`."""
-        return imported_polars("lazy").scan_pyarrow_dataset(self.dataset())
+        """Return the rows as a lazy frame of Polars; filters and columns are pushed down as for `dataset`.
+
+        Polars itself decides which rows pass. Comparisons of columns with values, joined by `&`, are pushed down.
+        """
+        imported_polars("lazy")
+        return lazy_frame(self.dataset())
 
     def with_expired(self) -> StateTable:
         """Return a table that also has the expired rows, and `_expires_at`, the time at which each row expires."""

@@ -73,6 +73,83 @@ def test_a_filter_of_polars_looks_keys_up(snapshot):
     assert snapshot.scans[-3].filter == '(user == "u4999")'
 
 
+def a_state_with_odd_values():
+    store = arrowstate.open_store("memory://odd-values-in-polars", create=True)
+    kind = pa.struct([("x", pa.float64()), ("u", pa.uint64()), ("s", pa.string()), ("t", pa.timestamp("ns"))])
+    rows = [(0.0, 0, "a", 1), (float("nan"), 2**64 - 1, "b", 2), (None, None, None, None), (-1.5, 7, "", 3)]
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.float64())]), max_parallelism=8)
+    backend.state(arrowstate.ValueStateDescriptor("v", kind)).update_batch(
+        pa.array([0.0, float("nan"), 2.5, -1.0]), pa.array(rows, kind)
+    )
+    return commit(store, {"op": [backend]})
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *(pl.col(name) >= 0.0 for name in "kx"),
+        *(pl.col(name) == float("nan") for name in "kx"),
+        *(pl.col(name) < float("nan") for name in "kx"),
+        *(pl.lit(0.0) > pl.col(name) for name in "kx"),
+        *(~pl.col(name).is_in([0.0, -1.0]) for name in "kx"),
+        *(pl.col(name).is_in([-0.0, 2.5]) for name in "kx"),
+        pl.col("k") == -0.0,
+        (pl.col("k") == 2.5) & pl.col("x").is_null(),
+        (pl.col("k") == 2.5) | (pl.col("x") >= 0),
+        ~(pl.col("s") == "a"),
+        ~pl.col("s").is_in(["a"]),
+        pl.col("s").is_in(["a", None], nulls_equal=True),
+        pl.col("s") < "b",
+        pl.col("u") != 0,
+        pl.col("u") >= 7,
+        pl.col("u") > -1,
+        pl.col("u") == 2**64 - 1,
+        pl.col("t") > pl.lit(1, pl.Datetime("ns")),
+        pl.col("t") > pl.lit(1, pl.Datetime("us")),
+        pl.col("x") < pl.col("k"),
+    ],
+    ids=str,
+)
+def test_a_filter_of_polars_is_what_polars_makes_of_it(condition):
+    table = a_state_with_odd_values()["op.v"]
+
+    lazy = table.lazy().drop("_key_group").filter(condition)
+
+    expected = table.to_polars().filter(condition)
+    assert lazy.collect().sort("k").equals(expected.sort("k"))
+    assert lazy.select(pl.len()).collect().item() == expected.height
+    assert lazy.select("s").head(1).collect().height == min(1, expected.height)
+
+
+def test_what_means_the_same_to_arrow_is_pushed_down():
+    snapshot = a_state_with_odd_values()
+
+    def pushed(condition):
+        snapshot["op.v"].lazy().filter(condition).collect()
+        return snapshot.scans[-1].filter
+
+    assert pushed((pl.col("u") > 6) & (pl.col("x") >= 0)) == "(u > 6)"
+    assert pushed((pl.col("x") >= 0) & (pl.lit("a") == pl.col("s"))) == '(s == "a")'
+    assert pushed((pl.col("u") > 6) & (pl.col("u") <= 7)) in ("((u > 6) and (u <= 7))", "((u <= 7) and (u > 6))")
+    assert pushed(pl.col("x") < 2.5) == "(x < 2.5)"
+    assert pushed(pl.lit(0.0) < pl.col("x")) is None
+    assert pushed(pl.col("u") > -1) is None
+    assert pushed((pl.col("u") > 6) | (pl.col("s") == "a")) is None
+
+
+def test_a_type_that_polars_lacks_is_refused_by_its_column():
+    store = arrowstate.open_store("memory://types-that-polars-lacks", create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=8)
+    kind = pa.struct([("n", pa.int64()), ("wide", pa.decimal256(40, 2))])
+    backend.state(arrowstate.ValueStateDescriptor("v", kind)).update_batch([1], pa.array([(7, 1)], kind))
+    table = commit(store, {"op": [backend]})["op.v"]
+
+    for made in (table.to_polars, table.lazy):
+        with pytest.raises(arrowstate.InvalidInputError, match=r"column 'wide' is decimal256\(40, 2\), which Polars"):
+            made()
+    assert table.to_polars(columns=["n"])["n"].to_list() == [7]
+
+
 def test_parts_have_all_rows_once_and_about_as_many_each(snapshot):
     for name in ("counter.number", "counter.seen"):
         table = snapshot[name]
