@@ -14,7 +14,6 @@ BEGIN = {
     "rest_of_rows_in_flight": 20,
     "rows_in_flight_before_others": 20,
     "slices_of_rows_in_flight": 20,
-    "channels_without_rows": 64,
 }
 """Where some seed is known to be near: it is looked for there first."""
 

@@ -78,7 +78,8 @@ def test_a_full_checkpoint_refers_to_no_state_that_an_earlier_one_has_written(tm
 
 def test_a_full_checkpoint_that_fails_leaves_the_next_incremental(tmp_path):
     with declared(tmp_path, options=CheckpointOptions(tolerated_failures=3)).start(mode="inline") as running:
-        running.go_on(100)
+        while rows_read(running, "many") < 40_000:
+            running.go_on(10)
         before = running.checkpoint()
         running.driver.inline.write_failures = 1.0
         with pytest.raises(arrowstate.CheckpointAbortedError):

@@ -343,13 +343,6 @@ def slices_of_rows_in_flight(put: Put) -> None:
     put(in_flight, "restore_backend", whole)
 
 
-def channels_without_rows(put: Put) -> None:
-    def found(self: in_flight.Capture) -> list[in_flight.InFlightChannel]:
-        return [channel for channel in (*self.rest, *self.channels.values()) if channel.elements]
-
-    put(in_flight.Capture, "all_channels", property(found))
-
-
 def channels_that_no_barrier_overtakes_in(put: Put) -> None:
     put(deploying, "ExactlyOnceBarriers", lambda channels, in_line: barriers.ExactlyOnceBarriers(channels))
 
@@ -387,7 +380,6 @@ CONTROLS: Mapping[str, Callable[[Put], None]] = {
         rest_of_rows_in_flight,
         rows_in_flight_before_others,
         slices_of_rows_in_flight,
-        channels_without_rows,
         channels_that_no_barrier_overtakes_in,
     )
 }
