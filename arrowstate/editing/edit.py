@@ -915,7 +915,8 @@ def _as_text(column: str, value: Any) -> str:
         return value
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, float) and not np.isfinite(value):
+    if isinstance(value, float) and (not np.isfinite(value) or value == 0):
+        # As a decimal, which 0.0 is in SQL, a zero has no sign.
         return f"'{value}'::double"
     if value is None or isinstance(value, bool | int | float):
         return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)

@@ -307,7 +307,7 @@ def test_what_counts_as_updated_now_is_so_by_the_event_time_of_its_subtask():
 
 def test_infinities_and_nan_are_numbers(store):
     with store.edit() as edit:
-        for value in (float("inf"), -float("inf"), np.float32("nan"), True, 1.5):
+        for value in (float("inf"), -float("inf"), np.float32("nan"), True, 1.5, -0.0, 0.0):
             edit.update("op.m", set={"m": value})
             assert repr(edit.snapshot.to_arrow("op.m")["m"][0].as_py()) == repr(float(value))
 
