@@ -252,18 +252,28 @@ class DeltaTable:
         self._files, self._target = files, files.target
         self._store_id, self._form = store_id, form
         self._history, self._is_erasing = history, is_erasing
+        self._before: DeltaVersion | None = None
+        "The newest version, when it was looked at."
+
+    def look(self, checkpoints: Checkpoints) -> None:
+        """See what is there, and refuse what is no table that can be gone on from."""
+        before = self._newest()
+        is_there = self.name_in_store in checkpoints.newest_tables.names
+        if before is None and is_there:
+            refuse_other_form(self._target, self.folder, "metadata")
+        if before is not None and (is_there or self._is_own(before)):
+            self._check(before)
+        self._before = before
 
     def brought_forward(self, checkpoints: Checkpoints, holding: Holding) -> Brought | None:
-        """Give the table a version for each new checkpoint; return None where there is nothing to show."""
-        for _ in range(ATTEMPTS):
-            before = self._newest()
+        """Give the table that was looked at a version for each new checkpoint; return None where there is none."""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self.look(checkpoints)
+            before = self._before
             is_there = self.name_in_store in checkpoints.newest_tables.names
             if not is_there and (before is None or not self._is_own(before)):
                 return None
-            if before is None:
-                refuse_other_form(self._target, self.folder, "metadata")
-            else:
-                self._check(before)
             if before is not None and before.log_number > checkpoints.newest.document.number:
                 # Another publisher knows of a later checkpoint, or the log has lost it.
                 checkpoints.look_again()

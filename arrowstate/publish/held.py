@@ -228,10 +228,11 @@ class Holding:
         """Whether another publisher to the same place has put a tag, and in time."""
         return confirm_tag(self._storage, tag, entry.as_parent)
 
-    def release(self, listed: Collection[int]) -> None:
-        """Hold no more what no table lists."""
+    def release(self, listed: Collection[int], *, up_to: int) -> None:
+        """Hold no more what no table lists; later checkpoints than that of a number are for those who know of them."""
         for tag in sorted(self._held):
-            if int(tag.removeprefix(self._start)) not in listed:
+            number = int(tag.removeprefix(self._start))
+            if number not in listed and number <= up_to:
                 self._storage.delete(f"{TAG_FOLDER}{tag}.json")
                 del self._held[tag]
                 self._sure.pop(tag, None)

@@ -8,13 +8,14 @@ read, whatever is collected. Specification: formats/spec/publication.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from arrowstate.clock import new_id, now_ms
-from arrowstate.errors import ArrowStateError, InvalidInputError, NotFoundError
+from arrowstate.errors import ArrowStateError, CorruptDataError, InvalidInputError, NotFoundError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.pins import read_pins
 from arrowstate.publish.content import place_of
@@ -185,23 +186,41 @@ class Publisher:
         """Bring all tables to the newest checkpoint; see `StateStore.publish`."""
         checkpoints = Checkpoints(self._storage, self._target, self._log)
         written = self._files.bytes_written
-        names = self._names(checkpoints)
+        tables = [self._table(name) for name in self._names(checkpoints)]
+        for table in tables:
+            # Where one is refused none is written.
+            table.look(checkpoints)
         holding = Holding(self._storage, self._target, self._form, self._clock_ms, self._new_id)
-        tables: list[PublishedTable] = []
+        published: list[PublishedTable] = []
         listed: set[int] = set()
-        for name in names:
-            made = self._table(name).brought_forward(checkpoints, holding)
-            if made is not None:
-                listed |= made.listed
-                if name in checkpoints.newest_tables.names:
-                    tables.append(PublishedTable(*name, made.url, made.version, made.checkpoint_id, made.is_new))
-        for name in published_names(self._target) if self._states is not None else ():
-            listed |= set() if name in names else self._table(name).listed()
-        holding.release(listed)
+        try:
+            for table in tables:
+                made = table.brought_forward(checkpoints, holding)
+                if made is not None:
+                    listed |= made.listed
+                    if table.name_in_store in checkpoints.newest_tables.names:
+                        published.append(
+                            PublishedTable(
+                                *table.name_in_store, made.url, made.version, made.checkpoint_id, made.is_new
+                            )
+                        )
+        except (InvalidInputError, CorruptDataError):
+            # This comes again and again, and must not hold a checkpoint more each time.
+            with suppress(ArrowStateError, OSError):
+                holding.release(self._listed_by_others(()), up_to=checkpoints.newest.document.number)
+            raise
+        if self._states is not None:
+            listed |= self._listed_by_others([table.name_in_store for table in tables])
+        holding.release(listed, up_to=checkpoints.newest.document.number)
         checkpoint_id = checkpoints.newest.document.checkpoint_id
         assert checkpoint_id is not None, "a fence is no checkpoint"
         place = place_of(self._target)
-        return Publication(place, checkpoint_id, tuple(tables), self._files.bytes_written - written)
+        return Publication(place, checkpoint_id, tuple(published), self._files.bytes_written - written)
+
+    def _listed_by_others(self, names: Collection[tuple[str, str]]) -> set[int]:
+        """Return the numbers of the log entries that the tables in the place list, but for those of some names."""
+        others = [name for name in published_names(self._target) if name not in names]
+        return set().union(*(self._table(name).listed() for name in others))
 
     def _names(self, checkpoints: Checkpoints) -> list[tuple[str, str]]:
         """Return the tables to bring forward: those of the newest checkpoint, then those that it has no more."""

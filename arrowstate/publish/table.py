@@ -197,6 +197,8 @@ class Table:
         self._store_id, self._store_url = store_id, store_url
         self._form, self._format = form, form.version
         self._history, self._is_erasing = history, is_erasing
+        self._before: Version | None = None
+        "The newest version, when it was looked at."
 
     def newest(self) -> Version | None:
         """Return the newest version, None if there is none."""
@@ -207,8 +209,18 @@ class Table:
         """The operator uid and the name of the state."""
         return self.uid, self.name
 
+    def look(self, checkpoints: Checkpoints) -> None:
+        """See what is there, and refuse what is no table that can be gone on from."""
+        before = self.newest()
+        is_there = self.name_in_store in checkpoints.newest_tables.names
+        if before is None and is_there:
+            refuse_other_form(self._files.target, self.folder, "_delta_log")
+        if before is not None and (is_there or self.is_own(before)):
+            self.check(before)
+        self._before = before
+
     def brought_forward(self, checkpoints: Checkpoints, holding: Holding) -> Brought | None:
-        """Bring the table to the newest checkpoint; return None where there is nothing to show."""
+        """Bring the table that was looked at to the newest checkpoint; return None where there is nothing to show."""
         made = self._made_forward(checkpoints, holding)
         if made is None:
             before = self.newest() if self._is_erasing else None
@@ -242,12 +254,12 @@ class Table:
         # A manifest that goes on from another has the bounds of the files that it dropped.
         is_damaged = self._is_erasing
         is_new = False
-        for _ in range(ATTEMPTS):
-            before = self.newest()
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self.look(checkpoints)
+            before = self._before
             if before is not None and not self.is_own(before):
-                if self.name_in_store not in checkpoints.newest_tables.names:
-                    return None
-                self.check(before)
+                return None
             if before is not None and (
                 _number(before.current) > checkpoints.newest.document.number
                 or not all(_is_held(item, holding) for item in before.metadata["snapshots"])
@@ -256,10 +268,7 @@ class Table:
                 checkpoints.look_again()
                 holding.look_again()
             is_there = self.name_in_store in checkpoints.newest_tables.names
-            if before is None:
-                refuse_other_form(self._files.target, self.folder, "_delta_log")
-            else:
-                self.check(before)
+            if before is not None:
                 self.delete_unneeded(before)
             plan = self._plan(before, checkpoints, holding, begins_anew=is_damaged)
             if not is_there and all(_is_empty(item) for item in plan.kept):

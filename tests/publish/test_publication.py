@@ -212,6 +212,79 @@ def test_a_tag_that_another_publisher_has_put_too_late_holds_nothing(tmp_path):
     assert held_numbers(store) == [entries[0].document.number]
 
 
+def test_a_publisher_lets_go_of_no_later_checkpoint_that_another_one_holds(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    commit(store, {"op": [totals_from()]})
+    target = open_storage(tmp_path / "tables", create=True)
+    others, stages = [], iter(["before it reads the tags", "before it removes one"])
+
+    def choose(call):
+        if call.path == "tags/" and stage[0] == "before it reads the tags":
+            stage[0] = next(stages, "")
+            commit(store, {"op": [totals_from(5)]}, allow_dropped_state=True)
+            newest = next(store._log.history().checkpoints())
+            Holding(store.storage, target, TableForm("iceberg", 3), store.clock_ms, store.new_id).hold(
+                newest, is_needed=True
+            )
+        if call.path.startswith("tags/") and call.verb == "delete":
+            others.append(store.publish(target.url))
+
+    stage = [next(stages)]
+    own = FaultyStorage(store.storage, choose)
+    Publisher(own, store.store_id, target, Publish(to=target.url)).publish()
+    publication = store.publish(target.url)
+
+    assert others == []
+    assert listed_numbers(publication) == held_numbers(store)
+    assert len(held_numbers(store)) == 2
+
+
+@pytest.mark.parametrize("format", ["iceberg", "delta"])
+def test_a_publication_that_is_refused_each_time_writes_nothing_and_holds_nothing(tmp_path, format):
+    stores = [arrowstate.open_store(tmp_path / name, create=True) for name in "ab"]
+    commit(stores[1], {"op": [totals_from()]})
+    stores[1].publish(tmp_path / "tables", format=format)
+    before = files_of(tmp_path / "tables")
+    backend = totals_from()
+
+    for number in range(3):
+        backend.state(TOTAL).add_batch(pa.array([number]), pa.array([1]))
+        first = backend_of()
+        first.state(TOTAL).add_batch(pa.array([number]), pa.array([1]))
+        commit(stores[0], {"first": [first], "op": [backend]}, allow_dropped_state=True)
+        with pytest.raises(InvalidInputError, match="op/total is a table of the store with the id"):
+            stores[0].publish(tmp_path / "tables", format=format)
+
+    assert files_of(tmp_path / "tables") == before
+    assert held_numbers(stores[0]) == []
+
+
+@pytest.mark.parametrize("format", ["iceberg", "delta"])
+def test_a_publication_that_fails_each_time_at_a_value_holds_only_what_other_tables_list(tmp_path, format):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = totals_from()
+    far = backend.state(arrowstate.ValueStateDescriptor("when", pa.timestamp("s")))
+    for number in range(13):
+        backend.state(TOTAL).add_batch(pa.array([number]), pa.array([1]))
+        if number > 9:
+            far.update_batch([number], pa.array([2**55], pa.timestamp("s")))
+        commit(store, {"op": [backend]})
+        with suppress(InvalidInputError):
+            store.publish(tmp_path / "tables", format=format, history=1)
+            assert number <= 9
+
+    with pytest.raises(InvalidInputError, match="'when' holds a value of timestamp"):
+        store.publish(tmp_path / "tables", format=format, history=1)
+    held = held_numbers(store)
+    publication = store.publish(tmp_path / "tables", format=format, history=1, states=["op.total"])
+    if format == "iceberg":
+        assert held == sorted({20, *listed_numbers(publication)})
+    else:
+        assert held == sorted(
+            {item.number for name in ("total", "when") for item in shown(tmp_path / "tables/op" / name)}
+        )
+
+
 def test_a_publication_of_a_collected_store_lists_only_what_is_there(tmp_path):
     with small_files():
         history = History(tmp_path, 3)
