@@ -109,6 +109,12 @@ def import_checkpoint(
         chosen = [find_operator(entry, uid) for uid in dict.fromkeys(operators)]
         if not chosen:
             raise InvalidInputError("operators must name at least one, got none; leave it out for all of them")
+        lost = [operator.uid for operator in entry.operators if operator not in chosen]
+        if claim_mode is ClaimMode.CLAIM and lost:
+            raise InvalidInputError(
+                f"a claim disposes of the whole savepoint, and the state of {', '.join(map(repr, lost))} would be "
+                "lost; import with ClaimMode.NO_CLAIM, and dispose of it when nobody needs it"
+            )
         entry = replace(entry, operators=chosen)
     started_at_ms = clock_ms()
     with Commit(storage) as files:

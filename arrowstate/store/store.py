@@ -839,7 +839,8 @@ class StateStore:
             sinks; all by default.
         claim_mode
             `NO_CLAIM` only reads the source. `CLAIM` disposes of it once the import is committed, as
-            `dispose_savepoint` does; a source that is not only a savepoint is refused.
+            `dispose_savepoint` does; a source that is not only a savepoint is refused, and so is a claim that would
+            leave operators out.
         storage_options
             As in `open_store`; by default those of this store for a place in the same object storage.
         progress

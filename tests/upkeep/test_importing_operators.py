@@ -47,3 +47,16 @@ def test_operators_that_are_not_there_are_refused_and_nobody_is_fenced(stores, o
     backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=128)
     backend.state(arrowstate.ValueStateDescriptor("city", pa.string())).update_batch(["bob"], ["Rome"])
     assert writer.checkpoint({"people": [backend]}).checkpoint_id == 1
+
+
+def test_a_claim_that_would_lose_operators_is_refused_and_the_savepoint_stays(stores):
+    old, new = stores
+    place = old.savepoint("both").storage.url
+
+    with pytest.raises(arrowstate.InvalidInputError, match="the state of 'people' would be lost"):
+        new.import_savepoint(place, operators=["visits"], claim_mode=arrowstate.ClaimMode.CLAIM)
+
+    assert new.checkpoints() == []
+    imported = new.import_savepoint(place, operators=["visits", "people"], claim_mode=arrowstate.ClaimMode.CLAIM)
+    assert sorted(imported.states()) == ["people.city", "visits.city"]
+    assert old.storage.list("savepoints/") == []
