@@ -70,6 +70,10 @@ class _Operator(Struct, frozen=True):
     "Returns the operator states of each subtask."
 
 
+_OWN_FOLDERS = ("data", "gc", "jobs", "leases", "log", "manifests", "tags")
+"""What a store has in its folder beside savepoints."""
+
+
 def savepoint_place(store: Storage, name_or_path: str | Path) -> str:
     """Return the path or URL of a savepoint: of the folder `savepoints/<name>` of a store, or what was given."""
     place = str(name_or_path)
@@ -79,11 +83,22 @@ def savepoint_place(store: Storage, name_or_path: str | Path) -> str:
 def open_savepoint_place(
     store: Storage, name_or_path: str | Path, options: Mapping[str, Any] | None = None, *, create: bool = False
 ) -> Storage:
-    """Open the place of a savepoint; by default with the options of the store, for one in the same object storage."""
+    """Open the place of a savepoint; by default with the options of the store, for one in the same object storage.
+
+    A new one is refused in the folders that the store has for itself: a collection would stop at its files.
+    """
     place = savepoint_place(store, name_or_path)
-    return open_storage(
+    target = open_storage(
         place, create=create, storage_options=options_beside(store, place) if options is None else options
     )
+    inside = target.url.removeprefix(f"{store.url.rstrip('/')}/")
+    folder = inside.partition("/")[0]
+    if create and inside != target.url and folder in _OWN_FOLDERS:
+        raise InvalidInputError(
+            f"{target.url} is inside of {folder}/, where the store keeps files of its own; give a savepoint a name, or "
+            "another folder"
+        )
+    return target
 
 
 def check_savepoint(target: Storage, format: RunFormat) -> None:

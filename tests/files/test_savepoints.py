@@ -191,6 +191,22 @@ def test_progress_counts_every_file(store, model):
     assert calls == [(number, 9) for number in range(1, 10)]
 
 
+@pytest.mark.parametrize("folder", ["tags", "leases", "gc", "jobs", "log", "data", "manifests"])
+def test_a_place_among_the_files_of_the_store_is_refused(store, model, folder):
+    before = store.storage.list("")
+    place = f"{store.storage.url}/{folder}/mine"
+
+    with pytest.raises(arrowstate.InvalidInputError, match=f"is inside of {folder}/"):
+        store.savepoint(place)
+    with store.edit() as edit, pytest.raises(arrowstate.InvalidInputError, match=f"is inside of {folder}/"):
+        edit.commit(to=place)
+
+    assert store.storage.list("") == before
+    store.savepoint(f"{store.storage.url}/savepoints/mine")
+    store.savepoint(f"{store.storage.url}/copies/mine")
+    store.collect().apply()
+
+
 def test_a_place_with_files_is_refused_and_left_alone(store, model, tmp_path):
     taken = tmp_path / "taken"
     taken.mkdir()
