@@ -78,6 +78,8 @@ def _print_operators(health: Health) -> None:
         busy = sum(minute[1] for minute in minutes) / len(minutes) if minutes else 0.0
         blocked = sum(minute[2] for minute in minutes) / len(minutes) if minutes else 0.0
         lag = None if item.lag_ms is None else f"{item.lag_ms / 1000:,.1f} s"
+        if item.behind_rows is not None:
+            lag = f"{f'{lag}, ' if lag else ''}{item.behind_rows:,} rows"
         name = f"{item.operator} (source)" if item.is_source else item.operator
         speed = round(item.rows_per_second)
         rows.append(

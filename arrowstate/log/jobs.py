@@ -61,6 +61,8 @@ class OperatorReport(msgspec.Struct, frozen=True):
     queued_rows: int = 0
     lag_ms: int | None = None
     "By how much event time is behind the clock; None where there is no watermark."
+    behind_rows: int | None = None
+    "Rows of a source that are there and not read; None where it does not tell."
     late_rows: int = 0
     dead_rows: int = 0
     subtasks: tuple[tuple[int, float, float, float, int], ...] = ()

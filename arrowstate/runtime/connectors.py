@@ -119,6 +119,13 @@ class Reader(ABC):
     def committed(self, positions: Mapping[str, Any]) -> None:  # noqa: B027
         """Take note that a checkpoint with these positions, by split, is committed; to tell a system outside."""
 
+    def behind(self) -> int | None:
+        """Return how many rows of its splits are there and not read yet; None where the system does not tell.
+
+        Asked about once a second, so it must not wait: a reader says what it has heard last.
+        """
+        return None
+
     def close(self) -> None:  # noqa: B027
         """Let go of what is open."""
 

@@ -204,6 +204,7 @@ class Account:
             blocked=round(blocked, 3),
             queued_rows=sum(task.queued_rows for task in tasks),
             lag_ms=max((task.lag_ms for task in tasks if task.lag_ms is not None), default=None),
+            behind_rows=_sum(task.behind_rows for task in tasks),
             late_rows=late + before[0],
             dead_rows=dead + before[1],
             subtasks=tuple(
@@ -218,6 +219,12 @@ class Account:
             ),
             minutes=self._loads.setdefault(uid, _Load()).add(now_ms, busy, blocked),
         )
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    """Return the sum of the numbers that are known; None if none is."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None
 
 
 def _state_of(status: JobStatus) -> str:

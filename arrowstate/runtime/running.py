@@ -190,7 +190,8 @@ class RunningJob:
             A row for each subtask: `operator`, `subtask`; `rows_in`, `rows_out`, `bytes_in`, `bytes_out` since the last
             start of the job, and the same with `_per_second` (double); `busy`, `blocked`, `idle` (double, shares of the
             time); `queued_rows`, `queued_bytes`; `watermark` and `lag_ms` in milliseconds, null if there is none;
-            `has_ended`; `late_rows`; `dead_rows`.
+            `behind_rows`, which a source has not read yet, null if it does not tell; `has_ended`; `late_rows`;
+            `dead_rows`.
         `runtime.channels`
             A row for each channel: `origin`, `operator`, `input` (text), `from_subtask`, `to_subtask`; `rows`, `bytes`,
             and the same with `_per_second`; `in_flight_rows`, `in_flight_bytes`, and `window_bytes`, how many there may

@@ -57,6 +57,8 @@ class TaskStatus:
     """The size of the rows that wait in its channels."""
     lag_ms: int | None = None
     """The time by which its watermark is behind the clock; None before the first watermark, and after the last."""
+    behind_rows: int | None = None
+    """Rows of its splits that are there and not read, for a source that tells, such as `KafkaSource`; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ def _tasks(span: _Span, graph: Graph) -> Iterator[TaskStatus]:
             bytes_out_per_second=span.per_second(now.bytes_out, before.bytes_out),
             queued_bytes=size.get(now.task, 0),
             lag_ms=_lag_ms(span.last, now),
+            behind_rows=now.behind_rows,
         )
 
 

@@ -31,6 +31,7 @@ def _load(item: OperatorReport) -> dict[str, Any]:
         "busy": item.busy,
         "blocked": item.blocked,
         "lag_ms": item.lag_ms,
+        "behind_rows": item.behind_rows,
         "late_rows": item.late_rows,
         "dead_rows": item.dead_rows,
         "svg": load_svg([(busy, blocked) for _, busy, blocked in item.minutes], label=label),

@@ -95,6 +95,8 @@ def _of_job(health: Health, labels: Mapping[str, str]) -> Iterator[Sample]:
         yield "arrowstate_operator_dead_rows_total", own, item.dead_rows
         if item.is_source and item.lag_ms is not None:
             yield "arrowstate_source_lag_seconds", own, item.lag_ms / 1000
+        if item.behind_rows is not None:
+            yield "arrowstate_source_behind_rows", own, item.behind_rows
 
 
 def _of_tasks(health: Health, labels: Mapping[str, str]) -> Iterator[Sample]:

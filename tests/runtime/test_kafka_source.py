@@ -3,14 +3,18 @@
 import datetime as dt
 import functools
 import pickle
+import time
 
 import pyarrow as pa
 import pytest
 
+import arrowstate
 from arrowstate.errors import InvalidInputError, JobFailedError, SourceError, UnavailableError
+from arrowstate.log.jobs import newest_report, report_of
 from arrowstate.runtime import (
     Batch,
     EndOfSplit,
+    FunctionSink,
     Job,
     JsonFormat,
     KafkaSource,
@@ -22,6 +26,7 @@ from arrowstate.runtime import (
 )
 from arrowstate.testing import SourceConformance
 from kafka_brokers import Tansu, free_port, make_topic, make_topic_of_mock, send, tansu_program
+from stores import until
 
 NUMBERS = JsonFormat(pa.schema({"n": pa.int64()}))
 FAST = {"fetch.wait.max.ms": 5, "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 50}
@@ -99,6 +104,28 @@ def test_the_state_says_how_far_each_partition_was_read(kafka, topic, tmp_path):
         (f"{topic}-1", 3),
     ]
     assert sorted(snapshot.sql("select rows.n from copy.rows").fetchall()) == [(1,), (2,), (3,), (4,), (4,)]
+
+
+def test_the_status_says_how_many_messages_are_behind(kafka, topic, tmp_path):
+    for partition in range(2):
+        send(kafka, topic, [{"n": number} for number in range(500)], partition)
+    job = Job(tmp_path / "store")
+    job.source(source(kafka, topic), uid="numbers").sink(
+        FunctionSink(lambda rows: time.sleep(0.004 * len(rows))), uid="slow"
+    )
+    with job.start(mode="threads") as running:
+
+        def behind():
+            query = "select rows_in, behind_rows from runtime.tasks where operator = 'numbers'"
+            return running.sql(query).fetchall()
+
+        ((read, left),) = until(lambda: [at for at in behind() if at[1]])
+        assert read + left == 1_000
+        until(lambda: behind() == [(1_000, 0)])
+    document = newest_report(arrowstate.open_store(tmp_path / "store").storage)
+    (of_source,) = [item for item in report_of(document).operators if item.operator == "numbers"]
+
+    assert of_source.behind_rows == 0
 
 
 def test_a_job_goes_on_at_another_parallelism(kafka, topic, tmp_path):

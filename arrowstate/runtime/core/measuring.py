@@ -52,6 +52,7 @@ class Meter:
                 task.has_ended,
                 task.late_rows,
                 task.chain.dead_rows,
+                task.behind_rows,
             )
             for task in attempt.tasks
         )

@@ -247,6 +247,8 @@ class TaskFigures:
     has_ended: bool
     late_rows: int = 0
     dead_rows: int = 0
+    behind_rows: int | None = None
+    """Rows of the splits of a source that are there and not read; None where the source does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

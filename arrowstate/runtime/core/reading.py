@@ -200,6 +200,11 @@ class SourceSplits:
             return bool(self._ahead) and (self.watermark is not None or self._limit != -MAX_WATERMARK)
         return bool(self._ahead) and len(self._ahead) == sum(1 for _ in self._unfinished())
 
+    def behind(self) -> int | None:
+        """Return how many rows of the splits are there and not read, where the reader tells."""
+        with explained(self._uid, "reader"):
+            return self._reader.behind()
+
     def committed(self, states: Iterable[SplitState]) -> None:
         """Tell the reader what a committed checkpoint has, which has recorded what is finished in it."""
         self._reader.committed({state.id: state.position for state in states})

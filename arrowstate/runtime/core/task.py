@@ -101,6 +101,11 @@ class Task(ABC):
         return 0
 
     @property
+    def behind_rows(self) -> int | None:
+        """Rows that are there to be read and were not read yet, where its source tells."""
+        return None
+
+    @property
     def late_rows(self) -> int:
         """Rows that were left out because they came too late for their windows, since the attempt began."""
         return 0
@@ -535,6 +540,10 @@ class SourceTask(Task):
     def bytes_in(self) -> int:
         # It gives out just what it reads; what follows of maps belongs to the chain.
         return self.chain.bytes_out
+
+    @property
+    def behind_rows(self) -> int | None:
+        return None if self.has_ended else self.splits.behind()
 
     @property
     def is_blocked(self) -> bool:

@@ -446,6 +446,20 @@ class _KafkaReader(Reader):
         )
         raise SourceError(id, wanted, f"the partition has offsets {first} to {end - 1}, and {lost}")
 
+    def behind(self) -> int | None:
+        """Return how many messages its partitions have after those that were given out, as brokers said last."""
+        from confluent_kafka import TopicPartition
+
+        if self._consumer is None:
+            return None
+        found = None
+        for id, offset in self._next.items():
+            # What is cached has come with messages: nobody is asked.
+            _, end = self._consumer.get_watermark_offsets(TopicPartition(*parts_of(id)), cached=True)
+            if end >= 0:
+                found = (found or 0) + max(end - offset, 0)
+        return found
+
     def pause(self, splits: Collection[str]) -> None:
         from confluent_kafka import TopicPartition
 
