@@ -15,6 +15,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.query.catalog import resolve
 from arrowstate.query.row_text import parsed, rows_of
 from arrowstate.query.state import StateReader
+from arrowstate.schema.types import CONVERSION_ERRORS, python_array
 from arrowstate.shown import shown
 from arrowstate.store import Snapshot
 
@@ -52,8 +53,8 @@ def keys_of(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         values = [row[field.name] for row in rows]
         try:
-            columns.append(pa.array(values, field.type))
-        except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
+            columns.append(python_array(values, field.type))
+        except (*CONVERSION_ERRORS, ArithmeticError):
             columns.append(_cast(values, field))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

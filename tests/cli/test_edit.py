@@ -95,6 +95,25 @@ def test_a_purged_key_is_in_no_file_and_what_holds_it_is_named(store, tmp_path, 
     assert content(store) == {"ann": 10, "bob": 20}
 
 
+def test_a_key_of_several_columns_is_deleted_as_it_is_written_or_not_at_all(tmp_path, capsys):
+    store = arrowstate.open_store(tmp_path / "pairs", create=True)
+    key = pa.schema([("number", pa.int64()), ("day", pa.string())])
+    backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=8)
+    keys = pa.table({"number": [5, 6], "day": ["mon", "mon"]})
+    backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")).add_batch(keys, [1, 2])
+    commit(store, {"pairs": [backend]})
+
+    def delete(text):
+        return main(["edit", store.url, "--delete-key", "pairs", text, "--apply"])
+
+    assert delete('{"number": 5.5, "day": "mon"}') == 1
+    assert "the key column number is int64, got 5.5" in capsys.readouterr().err
+    assert main(["lookup", store.url, "pairs.total", '{"number": 6.5, "day": "mon"}']) == 1
+    assert store.latest().checkpoint_id == 1
+    assert delete('{"number": 5, "day": "mon"}') == 0
+    assert store.latest().to_arrow("pairs.total")["number"].to_pylist() == [6]
+
+
 def test_a_purge_without_statements_takes_what_was_deleted_before_and_tables_that_were_checked(store, tmp_path, capsys):
     rows = arrowstate.OperatorStateBackend()
     kind = pa.struct({"user": pa.string()})
