@@ -54,6 +54,12 @@ class QueriedRun(StoredRun):
     def _directory(self) -> Directory | None:
         return None if self.document.directory is None else self.file.directory(self._storage)
 
+    def open(self) -> None:
+        """Open the file, and what says where a key is in it and which rows are dead."""
+        _ = self.file, self._directory
+        if self.has_dead_rows:
+            _ = self.live
+
     def parts(self) -> list[Part]:
         """Return the parts of the run in hash order."""
         return [Part(self, piece) for piece in self.pieces()]

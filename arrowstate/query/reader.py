@@ -271,13 +271,15 @@ class SnapshotReader:
         # Not the method of the deque: a result has the snapshot by this one, so that a follower holds its files.
         self._scans.append(scan)
 
-    def open_state(self, state: str | tuple[str, str]) -> tuple[str, str]:
+    def open_state(self, state: str | tuple[str, str], *, unlike: SnapshotReader | None = None) -> tuple[str, str]:
         """Open the files of a state now, so that the first lookup does not wait for it.
 
         Parameters
         ----------
         state
             `<operator uid>.<state>`, or a tuple of both.
+        unlike
+            Another checkpoint, such as the one before. Files that it has too stay as they are, open or not.
 
         Returns
         -------
@@ -285,8 +287,11 @@ class SnapshotReader:
             The uid of the operator and the name of the state.
         """
         reader = self._state(state)
-        _ = reader.parts
-        return reader.operator.uid, reader.document.name
+        uid, name = reader.operator.uid, reader.document.name
+        has_it = unlike is not None and name in unlike.operators.get(uid, ())
+        other = unlike._reader(uid, name) if unlike is not None and has_it else None  # noqa: SLF001 (of its own class)
+        reader.open_files(other)
+        return uid, name
 
     def __getitem__(self, state: str | tuple[str, str]) -> StateTable:
         """Return one state as a table: of which rows are read, or which is handed to another library."""

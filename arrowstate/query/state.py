@@ -7,6 +7,7 @@ batches whatever the size of the state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import groupby
 from typing import TypeAlias
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import CollectedError, CorruptDataError, InvalidInputError
 from arrowstate.files.reading import find_operator, find_state, subtask_runs
 from arrowstate.files.subtasks import restored_watermark, subtasks_of
 from arrowstate.files.validation import validated_savepoint
@@ -32,6 +33,7 @@ from arrowstate.schema.keys import key_columns
 from arrowstate.schema.times import expired_up_to
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.storage.base import Storage
+from arrowstate.storage.parallel import in_parallel
 from arrowstate.table.columns import canonical_floats
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.run import Run
@@ -62,6 +64,11 @@ class Condition(Struct, frozen=True):
     "The columns that the test reads."
     test: Callable[[pa.RecordBatch], pa.BooleanArray]
     "Returns for each row of a batch with these columns whether it passes; null is no."
+
+
+def _content_of(run: QueriedRun) -> tuple[str, str | None]:
+    vector = run.document.deletion_vector
+    return run.document.id, None if vector is None else vector.xxh3_128
 
 
 class StateReader:
@@ -164,6 +171,18 @@ class StateReader:
                 for subtask in subtasks_of(self._storage, self.operator)
                 for document in subtask_runs(self._storage, self.operator, subtask).get(self.layout.name, [])
             )
+
+    def open_files(self, unlike: StateReader | None = None) -> None:
+        """Open the files of all runs; those that another reader has too stay as they are, open or not."""
+        known: set[tuple[str, str | None]] = set()
+        if unlike is not None:
+            # One that was collected meanwhile tells nothing.
+            with suppress(CollectedError, CorruptDataError):
+                known.update(map(_content_of, unlike.runs))
+        with reading_checkpoint(self._storage, self._entry):
+            new = [run for run in self.runs if _content_of(run) not in known]
+            in_parallel(self._storage, QueriedRun.open, new, name="files")
+            _ = self.parts
 
     @cached_property
     def parts(self) -> Parts:

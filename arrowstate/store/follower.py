@@ -25,6 +25,7 @@ from arrowstate.errors import (
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.log.leases import CheckpointLease
+from arrowstate.query.catalog import resolve
 from arrowstate.storage.base import Storage
 from arrowstate.store.snapshot import Snapshot
 from arrowstate_formats.documents import LogEntryDocument
@@ -260,7 +261,7 @@ class Follower:
                 ended.leave()
         snapshot = self._snapshot_of(committed.document)
         # Who asks for a row does not wait until its files are open.
-        _open(snapshot, _states_of(snapshot) if self._opens_all else set(self._used.copy().values()))
+        _open(snapshot, _states_of(snapshot) if self._opens_all else set(self._used.copy().values()), self._current)
         is_new = self._current is None or not _are_same(self._current, committed)
         self._held.append(_Held(committed, weakref.ref(snapshot)))
         with self._swapped:
@@ -306,7 +307,8 @@ class Follower:
 
     def _looked_up(self, snapshot: Snapshot, state: str | tuple[str, str], keys: Any, expired: bool) -> pa.Table:
         if state not in self._used:
-            self._used[state] = snapshot.open_state(state)
+            # Of this checkpoint each file is opened when a key may be in it, of later ones those that are new.
+            self._used[state] = resolve(snapshot.entry, state)
         return snapshot.lookup(state, keys, expired=expired)
 
     def _ask(self, ask: Callable[[Snapshot], Found]) -> Answer[Found]:
@@ -332,10 +334,10 @@ def _states_of(snapshot: Snapshot) -> set[tuple[str, str]]:
     return {(uid, state) for uid, states in snapshot.operators.items() for state in states}
 
 
-def _open(snapshot: Snapshot, states: set[tuple[str, str]]) -> None:
+def _open(snapshot: Snapshot, states: set[tuple[str, str]], before: Snapshot | None = None) -> None:
     for uid, state in states:
         if state in snapshot.operators.get(uid, ()):
-            snapshot.open_state((uid, state))
+            snapshot.open_state((uid, state), unlike=before)
 
 
 class _Nothing:

@@ -10,6 +10,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import CheckpointNotFoundError, InvalidInputError, StateNotFoundError, StorageError
+from arrowstate.files.open_files import forget_open_files
 from arrowstate.storage import open_storage
 from arrowstate.store import StateStore
 from processes import started_python
@@ -187,6 +188,31 @@ def test_who_was_suspended_for_longer_than_its_lease_goes_over_to_the_newest(wri
         answer = follower.lookup("counter.clicks", ["user-1"])
 
         assert (answer.checkpoint_id, answer.value["clicks"].to_pylist()) == (2, [2])
+
+
+@pytest.mark.parametrize("is_all", [False, True])
+def test_the_files_of_a_new_checkpoint_are_open_before_it_is_shown(written, is_all):
+    store, write = written
+    write()
+    hooked = Hooked(store.storage)
+    with StateStore(hooked, store.store_id).follow(poll_ms=100_000) as follower:
+        if is_all:
+            follower.keep_open()
+        else:
+            follower.lookup("counter.clicks", ["user-1"])
+        before = set(store.storage.list("data/"))
+        write()
+        new = set(store.storage.list("data/")) - before
+        forget_open_files()
+
+        follower.refresh()
+        opened = {path for verb, path in hooked.calls if verb == "open_buffer"}
+        hooked.calls.clear()
+        answer = follower.lookup("counter.clicks", ["user-1"])
+
+    assert new <= opened
+    assert new.isdisjoint(path for verb, path in hooked.calls if verb == "open_buffer")
+    assert (len(new) > 0, answer.checkpoint_id) == (True, 2)
 
 
 @pytest.mark.parametrize("is_followed", [False, True])
