@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.query.row_text import parsed
-from arrowstate.schema.types import is_bytes, is_text
+from arrowstate.schema.types import is_bytes, is_text, python_array
 from arrowstate.shown import shown
 from arrowstate.ui.shown import Cut
 
@@ -53,7 +53,7 @@ def _column(texts: Sequence[str], field: pa.Field) -> pa.Array:
         if is_bytes(kind):
             return pa.array([bytes.fromhex(text) for text in texts], kind)
         if pa.types.is_nested(kind):
-            return pa.array([_value(json.loads(text), kind) for text in texts], kind)
+            return python_array([_value(json.loads(text), kind) for text in texts], kind)
         return parsed(texts, kind)
     except (pa.ArrowException, ArithmeticError, ValueError, TypeError, AttributeError, RecursionError) as error:
         given = texts[0][:100] if len(texts) == 1 else error

@@ -163,6 +163,8 @@ def test_a_key_of_every_type_is_asked_for_by_what_an_answer_shows(typed):
         (pa.struct([("a", pa.int64())]), '{"a": 1' + "0" * 30 + "}"),
         (pa.struct([("a", pa.int64())]), "[" * 20_000),
         (pa.struct([("a", pa.int64())]), "3"),
+        (pa.struct([("a", pa.int64())]), '{"a": 1.5}'),
+        (pa.list_(pa.int64()), "[1.5]"),
         (pa.duration("s"), "1" + "0" * 30),
         (pa.duration("s"), "0:00:00.5"),
         (pa.time32("s"), "01:02:03.5"),
