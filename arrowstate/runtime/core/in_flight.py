@@ -146,9 +146,12 @@ class InFlightStates:
             nulls = rows[:0]
             if len(rows):
                 keys = self._keys(port, rows)
-                known = pc.invert(_any_null(keys))
-                nulls = pc.struct_field(rows.filter(pc.invert(known)), "row") if not pc.all(known).as_py() else nulls
-                state.add_batch(keys.filter(known), rows.filter(known))
+                unknown = _any_null(keys)
+                if pc.any(unknown).as_py():
+                    known = pc.invert(unknown)
+                    nulls = pc.struct_field(rows.filter(unknown), "row")
+                    keys, rows = keys.filter(known), rows.filter(known)
+                state.add_batch(keys, rows)
             operator.append(_frozen_list(rows_without_key_name(port), _row_type(self._inputs[port]), nulls))
         states: tuple[FrozenState, ...] = backend.freeze().states
         whole = FrozenSubtask(
@@ -164,20 +167,21 @@ class InFlightStates:
     def _rows(self, port: int, subtask: int, channels: Sequence[InFlightChannel]) -> pa.StructArray:
         """Return the rows of an input, each with its place."""
         kind = self._descriptors[port].type
+        fields = list(_row_type(self._inputs[port]))
         chunks = []
         for number, channel in enumerate(channels):
-            batches = [item.batch for item in channel.elements if isinstance(item, Rows)]
-            if channel.port != port or not batches:
-                continue
-            rows = pa.Table.from_batches(batches).combine_chunks()
-            count = rows.num_rows
-            columns = [column.chunk(0) for column in rows.columns]
-            place: list[pa.Array] = [
-                pa.repeat(pa.scalar(value, pa.int32()), count) for value in (channel.sender, subtask, number)
-            ]
-            row = pa.StructArray.from_arrays(columns, fields=list(_row_type(self._inputs[port])))
-            place += [pa.array(np.arange(count, dtype=np.int64)), row]
-            chunks.append(pa.StructArray.from_arrays(place, fields=list(kind)))
+            batches = [item.batch for item in channel.elements if isinstance(item, Rows) and channel.port == port]
+            start = 0
+            for batch in batches:
+                count = batch.num_rows
+                place: list[pa.Array] = [
+                    pa.repeat(pa.scalar(value, pa.int32()), count) for value in (channel.sender, subtask, number)
+                ]
+                place.append(pa.array(np.arange(start, start + count, dtype=np.int64)))
+                row = pa.StructArray.from_arrays(batch.columns, fields=fields)
+                chunks.append(pa.StructArray.from_arrays([*place, row], fields=list(kind)))
+                start += count
+        # The rows are copied here and nowhere before.
         return pa.concat_arrays(chunks) if chunks else pa.array([], kind)
 
     def _keys(self, port: int, rows: pa.StructArray) -> pa.RecordBatch:
