@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from arrowstate.errors import ArrowStateError
+from arrowstate.log.entries import STORE_PATH
 from arrowstate.query.health import Health
 from arrowstate.ui.log_view import LogLine
 from arrowstate.ui.site import Place
@@ -51,9 +52,13 @@ def metrics_of(place: Place) -> list[Sample]:
     labels = {"store": place.url}
     try:
         place.refresh()
+        lines = place.log.lines()
+        # Without an entry the folder may be gone, as with its disk: a list of what is not there is empty.
+        is_there = bool(lines) or place.store.storage.exists(STORE_PATH)
     except (ArrowStateError, OSError):
+        is_there = False
+    if not is_there:
         return [("arrowstate_up", labels, 0)]
-    lines = place.log.lines()
     newest = next((line for line in reversed(lines) if line.is_checkpoint), None)
     found: list[Sample] = [("arrowstate_up", labels, 1)]
     if lines:

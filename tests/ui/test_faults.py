@@ -160,7 +160,15 @@ def test_a_store_that_is_gone_is_told_and_the_others_stand(folder, clicks):
     assert (gone.status_code, other.status_code, both.status_code) == (404, 200, 200)
     assert "checkpoint" in gone.text
     assert visit.get("/1/live").status_code == 200
-    assert 'arrowstate_up{store="' in visit.get("/metrics").text
+    # What an alert goes by: the figures of its job are not there any more.
+    ups = [line for line in visit.get("/metrics").text.splitlines() if line.startswith("arrowstate_up{")]
+    assert ups == [f'arrowstate_up{{store="{clicks.url}"}} 1', f'arrowstate_up{{store="{folder}"}} 0']
+
+
+def test_a_store_without_a_checkpoint_is_no_store_that_is_gone(tmp_path):
+    store = arrowstate.open_store(tmp_path / "empty", create=True)
+
+    assert f'arrowstate_up{{store="{store.url}"}} 1' in Visit(store).get("/metrics").text
 
 
 def test_a_collected_checkpoint_is_told_and_leaves_the_list(folder):
