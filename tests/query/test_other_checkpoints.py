@@ -15,6 +15,7 @@ from arrowstate.errors import (
     InvalidInputError,
     KeyTypeError,
     NotFoundError,
+    NullKeyError,
     StateNotFoundError,
 )
 from arrowstate.store import StateStore
@@ -434,6 +435,15 @@ NESTED = pa.struct([("k", pa.int64()), ("b", pa.string())])
         (pa.array([5, 6]), "{'other': 5}", "got {'other': 5}"),
         (pa.array([1.5, 0.0]), "1.5", [(1,)]),
         (pa.array([1.5, 0.0]), "-0.0", [(2,)]),
+        (pa.array([0, 1], pa.timestamp("s")), "timestamp '1970-01-01 00:00:01'", [(2,)]),
+        (pa.array([0, 1], pa.timestamp("s", "UTC")), "timestamptz '1970-01-01 01:00:01+01'", [(2,)]),
+        (pa.array([0, 1], pa.timestamp("s")), "timestamp '1970-01-01 00:00:01.5'", "got datetime"),
+        (pa.array([0, 1], pa.timestamp("s")), "[]", []),
+        (pa.array([0, 1], pa.date32()), "date '1970-01-02'", [(2,)]),
+        (pa.array([0, 1], pa.date32()), "timestamp '1970-01-02 05:00:00'", "got datetime"),
+        (pa.array([0, 1], pa.time32("s")), "time '00:00:01.5'", "got datetime"),
+        (pa.array([0, 1], pa.duration("s")), "interval 1 second", [(2,)]),
+        (pa.array([0, 1], pa.duration("s")), "interval 1500 milliseconds", "got datetime"),
         (pa.array([[5, 6], []]), "[5, 6]", [(1,)]),
         (pa.array([[5, 6], []]), "[[5, 6], []]", [(1,), (2,)]),
         (pa.array([(5, "x"), (6, "x")], NESTED), "{'k': 5, 'b': 'x'}", [(1,)]),
@@ -464,6 +474,8 @@ def test_a_key_of_several_columns_is_refused_by_the_column_that_does_not_fit():
     assert store.sql("select v from arrowstate.history('op.v', {'a': 5, 'f': 1.5})").fetchall() == [(1,)]
     with pytest.raises(KeyTypeError, match="a: int64, got 'x'"):
         store.sql("from arrowstate.history('op.v', {'a': 'x', 'f': 1.5})")
+    with pytest.raises(NullKeyError, match="'a' is null"):
+        store.sql("from arrowstate.history('op.v', {'a': null, 'f': 1.5})")
 
 
 def test_a_difference_has_counts_and_rows(store):

@@ -236,7 +236,13 @@ def _column(values: list[Any], kind: pa.DataType) -> Any:
         values = [float(value) if isinstance(value, Decimal) else value for value in values]
     if pa.types.is_integer(kind):
         return [int(value) if _is_whole(value) else value for value in values]
-    return pa.array(values, kind) if not pa.types.is_nested(kind) and _fits(values, kind) else values
+    if pa.types.is_nested(kind) or not _fits(values, kind):
+        return values
+    made = pa.array(values, kind)
+    if values and pa.types.is_temporal(kind) and not made.null_count:
+        given = pa.array(values)
+        return made if made.cast(given.type).equals(given) else values
+    return made
 
 
 def _is_whole(value: Any) -> bool:
