@@ -58,7 +58,7 @@ def timestamp_array(name: str, timestamps: Any, *, round_down: bool = False, sat
         elif pa.types.is_integer(column.type) or pa.types.is_null(column.type):
             column = column.cast(pa.int64())
         else:
-            raise TypeError(f"got {column.type}")
+            raise TypeError(str(column.type))
     except CONVERSION_ERRORS as error:
         raise ValueTypeError(name, "timestamps in milliseconds", str(error)) from None
     if column.null_count:

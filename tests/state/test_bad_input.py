@@ -636,3 +636,11 @@ def test_what_is_no_time_is_refused_by_every_verb_of_timers(bad):
 
     assert len(backend.state_names) == 2
     assert timers.pop_due(10).column("timestamp").to_pylist() == [5]
+
+
+@pytest.mark.parametrize(("given", "kind"), [([1.5], "double"), ([True], "bool"), (pa.array(["x"]), "string")])
+def test_a_timestamp_of_another_type_is_refused_by_that_type(given, kind):
+    timers = backend_of(USER).timers()
+
+    with pytest.raises(arrowstate.ValueTypeError, match=f"must be timestamps in milliseconds, got {kind};"):
+        timers.register_batch(["ann"], given)
