@@ -180,11 +180,11 @@ class Publisher:
         self._states, self._history = publish.names, publish.history
         self._clock_ms, self._new_id = clock_ms, new_id
         self._files = Files(target)
-        self._log = CommitLog(storage)
 
     def publish(self) -> Publication:
         """Bring all tables to the newest checkpoint; see `StateStore.publish`."""
-        checkpoints = Checkpoints(self._storage, self._target, self._log)
+        # The log anew each time: a backup may have taken the place of what was known of it.
+        checkpoints = Checkpoints(self._storage, self._target, CommitLog(self._storage))
         written = self._files.bytes_written
         tables = [self._table(name) for name in self._names(checkpoints)]
         for table in tables:

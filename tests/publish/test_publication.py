@@ -298,6 +298,29 @@ def test_a_publication_of_a_collected_store_lists_only_what_is_there(tmp_path):
         assert compared(history.store, publication, by_polars) == 2 * len(publication.tables)
 
 
+@pytest.mark.parametrize("format", ["iceberg", "delta"])
+def test_a_kept_publisher_goes_on_after_a_backup_took_the_place_of_the_store(tmp_path, format):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = totals_from()
+    commit(store, {"op": [backend]})
+    shutil.copytree(tmp_path / "store", tmp_path / "backup")
+    target = open_storage(tmp_path / "tables", create=True)
+    publisher = Publisher(store.storage, store.store_id, target, Publish(to=target.url, format=format))
+    for number in range(2):
+        backend.state(TOTAL).add_batch(pa.array([number]), pa.array([1]))
+        commit(store, {"op": [backend]})
+        publisher.publish()
+
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "backup").rename(tmp_path / "store")
+
+    assert publisher.publish().tables[0].checkpoint_id == 1
+    restored = store.latest().restore("op")
+    restored.state(TOTAL).add_batch(pa.array([7]), pa.array([1]))
+    commit(arrowstate.open_store(store.url), {"op": [restored]})
+    assert publisher.publish().tables[0].checkpoint_id == 2
+
+
 def test_a_store_that_was_moved_is_published_again_and_its_old_paths_are_listed_no_more(tmp_path):
     commit(arrowstate.open_store(tmp_path / "a", create=True), {"op": [totals_from()]}, format="parquet")
     arrowstate.open_store(tmp_path / "a").publish(tmp_path / "tables")
