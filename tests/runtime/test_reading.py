@@ -132,11 +132,23 @@ def test_a_split_without_rows_holds_back_the_others_until_it_is_idle():
     splits = reading(Scripted(batch("a", 1, 100)), "a", "b", watermarks=Watermarks("at", idle_ms=50))
     all_of(splits, now_ms=10)
 
-    assert splits.look_for_idle(49) is None
-    assert splits.look_for_idle(50) == 99
+    # Of the ten milliseconds before its rows each of the two splits had half.
+    assert splits.look_for_idle(54) is None
+    assert splits.look_for_idle(55) == 99
     assert not splits.is_idle
     splits.look_for_idle(60)
     assert splits.is_idle
+
+
+def test_a_split_is_not_idle_while_nobody_asks_for_its_rows():
+    splits = reading(Scripted(batch("a", 1, 100)), "a", "b", watermarks=Watermarks("at", idle_ms=60))
+    all_of(splits)
+
+    # There was no room for rows, or the process was suspended.
+    assert splits.read(100, 100_000) is None
+    assert splits.look_for_idle(splits.asked_ms) is None
+    assert [splits.read(100, 100_000 + at) for at in (20, 40, 60)] == [None] * 3
+    assert splits.look_for_idle(splits.asked_ms) == 99
 
 
 def test_a_split_that_was_idle_and_has_rows_again_counts():

@@ -66,7 +66,9 @@ class SourceSplits:
         self.dead = None if node.dead_letters is None else DeadLetters(node.dead_letters, 1)
         "Rows without the event time that the source is asked for."
         self._states: dict[str, SplitState] = {}
-        self._active_ms: dict[str, int] = {}
+        self._active_ms: dict[str, float] = {}
+        self.asked_ms: int | None = None
+        "When the reader was asked last, or was given its first splits."
         self._valve = WatermarkValve(waits_for_late=True)
         self._ahead: set[str] = set()
         rule = node.watermarks
@@ -104,6 +106,7 @@ class SourceSplits:
     def add(self, splits: Sequence[SplitState], now_ms: int) -> None:
         """Read these too."""
         self._empty_since_ms, self._is_empty_for_long = None, False
+        self.asked_ms = now_ms if self.asked_ms is None else self.asked_ms
         self.had_splits = self.had_splits or bool(splits)
         self._states.update((split.id, split) for split in splits)
         last_begun = max((split.number for split in self._unfinished() if split.watermark is not None), default=-1)
@@ -128,6 +131,7 @@ class SourceSplits:
         """Return rows, or None at the end of a split, and the watermark if it grew by that; None for nothing now."""
         with explained(self._uid, "reading"):
             got = self._reader.read(max_rows)
+        self._let_pass(now_ms, is_empty=got is None)
         if got is None:
             return None
         state = self._states.get(got.split)
@@ -158,8 +162,28 @@ class SourceSplits:
             self._hold()
         return rows, grown
 
+    def _let_pass(self, now_ms: int, *, is_empty: bool) -> None:
+        """Let the time since the reader was asked before count for the splits that may turn idle.
+
+        Only who is asked can have no rows. So a wait for room downstream, a long step or a suspended process counts for
+        a quarter of `idle_ms` at most, and not at all for splits that are paused. An answer with rows is one of a round
+        in which each split has its turn.
+        """
+        passed = now_ms - (now_ms if self.asked_ms is None else self.asked_ms)
+        self.asked_ms = now_ms
+        rule = self._node.watermarks
+        if rule is None or rule.idle_ms is None or passed <= 0:
+            return
+        turns = 1 if is_empty else max(len(self._active_ms.keys() - self._ahead), 1)
+        lost = passed - min(passed / turns, max(rule.idle_ms / 4, 1))
+        for id, active_ms in self._active_ms.items():
+            self._active_ms[id] = min(active_ms + (passed if id in self._ahead else lost), now_ms)
+
     def look_for_idle(self, now_ms: int) -> int | None:
-        """Take note of splits that had no rows for long; return the watermark if it grew by that."""
+        """Take note of splits that had no rows for long; return the watermark if it grew by that.
+
+        `now_ms` is when the reader was asked last: nobody knows of later.
+        """
         rule = self._node.watermarks
         if rule is None or rule.idle_ms is None:
             return None

@@ -590,7 +590,8 @@ class SourceTask(Task):
         self.has_nothing_now = False
         if self.may_read and not self.has_ended:
             self._grown(self.splits.look())
-            self._grown(self.splits.look_for_idle(now_ms))
+            asked_ms = self.splits.asked_ms
+            self._grown(self.splits.look_for_idle(now_ms if asked_ms is None else asked_ms))
             self._tell_status()
 
     def end_of_input(self) -> None:
