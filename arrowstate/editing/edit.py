@@ -45,7 +45,7 @@ from arrowstate.log.entries import CommittedEntry, content_of
 from arrowstate.log.leases import held_while_read
 from arrowstate.publish.publication import erase_published
 from arrowstate.query.catalog import SqlName, quoted, resolve, sql_names
-from arrowstate.query.difference import difference
+from arrowstate.query.difference import changed_properties, difference
 from arrowstate.query.duckdb.sql_types import shown_table
 from arrowstate.query.reader import SnapshotReader
 from arrowstate.schema.descriptors import AggregatingStateDescriptor
@@ -577,7 +577,7 @@ class Edit(Generic[S]):
             statements=tuple(self._statements),
             difference=difference(self._staging.overlay, self._base, entry, times=True),
             operator_states=tuple(_changed_operator_states(self._base, entry)),
-            properties=_changed_properties(self._base.properties, self.properties),
+            properties=changed_properties(self._base.properties, self.properties),
             bytes=sum(files.values()) + new_inline_bytes(self._staging.overlay, self._base, entry),
             files=len(files),
         )
@@ -888,11 +888,6 @@ def _changed_operator_states(before: LogEntryDocument, after: LogEntryDocument) 
     for uid, name in {**was, **now}:
         if was.get((uid, name)) != now.get((uid, name)):
             yield f"{uid}.{name}"
-
-
-def _changed_properties(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    changed = changed_names(before, after)
-    return {name: (before.get(name), after.get(name)) for name in {**before, **after} if name in changed}
 
 
 def _parsed(assigned: Mapping[str, Any], where: str | None, *, needed: bool = False) -> tuple[dict[str, str], str]:

@@ -51,7 +51,7 @@ class EditPlan:
     @property
     def changed_states(self) -> tuple[StateDifference, ...]:
         """The keyed states that differ."""
-        return tuple(item for item in self.difference.states if not item.is_empty)
+        return tuple(item for item in self.difference.states if not (item.is_empty or item.is_operator_state))
 
     def sample(self, state: str | tuple[str, str], rows: int = 10) -> pa.Table:
         """Return some rows of a state that would change; those that are updated as they are, then as they become.
@@ -71,7 +71,7 @@ class EditPlan:
         return self.difference.rows(state, limit=rows)
 
     def to_arrow(self) -> pa.Table:
-        """Return the counts, a row per state that changes: operator, state, inserted, updated, deleted, schema_change.
+        """Return the counts, a row per keyed state that changes: operator, state, inserted, updated, and so on.
 
         Returns
         -------
@@ -79,7 +79,7 @@ class EditPlan:
             As `Difference.to_arrow`.
         """
         table = self.difference.to_arrow()
-        changed = [not item.is_empty for item in self.difference.states]
+        changed = [not (item.is_empty or item.is_operator_state) for item in self.difference.states]
         return table.filter(pa.array(changed, pa.bool_()))
 
     def __repr__(self) -> str:

@@ -478,7 +478,7 @@ class SnapshotReader:
         Returns
         -------
         Difference
-            The counts by state in `states`; `rows` has the rows.
+            The counts by state in `states`, the `properties` that differ; `rows` has the rows.
         """
         return difference(self.storage, None if since is None else self._other(since), self.entry)
 

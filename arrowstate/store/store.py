@@ -276,7 +276,9 @@ class StateStore:
     def diff(self, before: CheckpointReference | None, after: CheckpointReference | None = None) -> Difference:
         """Compare two checkpoints: count the rows inserted, updated and deleted in each state, and compare its columns.
 
-        Only files that the two do not share are read.
+        Only files that the two do not share are read. Operator state has no key: its elements come and go, whatever
+        their order and their subtask, and an entry of a broadcast state counts once. All elements in the files that the
+        two do not share are held in memory together, so the cost is bounded by the operator state of both.
 
         Parameters
         ----------
@@ -289,7 +291,8 @@ class StateStore:
         Returns
         -------
         Difference
-            The counts by state in `states`; `rows("operator.state")` has the rows of one.
+            The counts by state in `states`; `rows("operator.state")` has the rows of one; `properties` has those of
+            the checkpoint that differ.
 
         Raises
         ------

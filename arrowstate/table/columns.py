@@ -169,6 +169,46 @@ def _field(column: pa.StructArray, number: int) -> pa.Array:
     return column.field(number)
 
 
+def row_numbers(columns: Sequence[pa.Array]) -> Ints:
+    """Return a number for each row of columns of one length, the same where all columns are equal, by their bits."""
+    numbers = np.ascontiguousarray(np.stack([_numbers(column) for column in columns], axis=1))
+    return _numbers_of_bytes(numbers)
+
+
+def _numbers(column: pa.Array) -> Ints:
+    kind, valid = column.type, np.flatnonzero(_valid(column))
+    numbers = np.full(len(column), -1, dtype=np.int64)
+    if not valid.size:
+        return numbers
+    if valid.size < len(column):
+        column = take(column, valid)
+    words = fixed_words(column)
+    if words is not None:
+        numbers[valid] = _numbers_of_bytes(words)
+    elif pa.types.is_struct(kind):
+        numbers[valid] = row_numbers([_field(column, number) for number in range(kind.num_fields)])
+    elif pa.types.is_nested(kind):
+        numbers[valid] = _numbers_of_lists(_entries(column) if pa.types.is_map(kind) else column)
+    else:
+        numbers[valid] = column.dictionary_encode().indices.to_numpy()
+    return numbers
+
+
+def _numbers_of_lists(column: pa.Array) -> Ints:
+    lengths = pc.list_value_length(column).to_numpy().astype(np.int64)
+    elements = _numbers(column.flatten())
+    ends = np.concatenate(([0], np.cumsum(lengths))) * elements.itemsize
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(elements)]
+    lists = pa.Array.from_buffers(pa.large_binary(), lengths.size, buffers)
+    return lists.dictionary_encode().indices.to_numpy().astype(np.int64)
+
+
+def _numbers_of_bytes(words: npt.NDArray[Any]) -> Ints:
+    width = words.shape[1] * words.itemsize
+    rows = pa.Array.from_buffers(pa.binary(width), len(words), [None, pa.py_buffer(np.ascontiguousarray(words))])
+    return rows.dictionary_encode().indices.to_numpy().astype(np.int64)
+
+
 def canonical_floats(column: pa.Array) -> pa.Array:
     """Return the column with -0.0 as 0.0 and every NaN as the one canonical NaN, inside nested types too."""
     kind = column.type

@@ -11,7 +11,7 @@ import pytest
 import arrowstate
 from arrowstate.html import graph_svg, strip_svg
 from arrowstate.ui.metrics import metrics_text
-from stores import commit
+from stores import OFFSETS, commit
 
 from .conftest import NASTY, Visit
 
@@ -222,6 +222,19 @@ def test_a_comparison_tells_which_key_grew_and_what_a_deployment_changed(visit, 
     expected = clicks.diff(4, 12).to_arrow().to_pylist()
     assert counts["states"] == expected
     assert any("plan" in (row["schema_change"] or "") for row in counts["states"])
+
+
+def test_a_comparison_tells_of_operator_state():
+    store = arrowstate.open_store("memory://ui-operator-state", create=True)
+    source = arrowstate.OperatorStateBackend()
+    with store.writer() as writer:
+        for number in range(2):
+            source.state(OFFSETS).update([number, 7])
+            writer.checkpoint({}, operator_states={"source": [source]})
+
+    (found,) = Visit(store).json("/0/counts.json?before=1&after=2")["states"]
+
+    assert (found["operator"], found["state"], found["inserted"], found["deleted"]) == ("source", "offsets", 1, 1)
 
 
 def test_values_that_grow_without_rows_are_told_too(tmp_path):
