@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError, UnavailableError
 from arrowstate.runtime.secrets import hidden, secrets_of
+from arrowstate.storage.registry import options_of
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -25,7 +26,7 @@ class IcebergTable:
             raise InvalidInputError(f"table must be the name of a table with its namespace, shop.orders, got {table!r}")
         self.table = table
         self.catalog = catalog
-        self.options = dict(options or {})
+        self.options = options_of("options", options)
         self._loaded: Catalog | None = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -50,6 +50,15 @@ _REASONS = dict.fromkeys(
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*)(?:://|::)|(file):")
 
 
+def options_of(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options that an argument has; their values are told nobody, for one may be a password."""
+    found: object = {} if given is None else given
+    if not isinstance(found, Mapping) or not all(isinstance(option, str) for option in found):
+        kind = type(found).__name__
+        raise InvalidInputError(f"{name} must be a dict with the value of each option by its name, got {kind}")
+    return dict(found)
+
+
 def open_storage(
     url_or_path: str | os.PathLike[str],
     *,
@@ -62,13 +71,13 @@ def open_storage(
         raise InvalidInputError(f"the path of a store must be a non-empty text without NUL, got {given!r}")
     match = _PROTOCOL.match(given) if isinstance(url_or_path, str) else None
     protocol = (match[1] or match[2]).lower() if match else None
+    options = options_of("storage_options", storage_options)
     if protocol in _OBJECTS and "::" not in given:
-        return _open_objects(_OBJECTS[protocol], given, storage_options or {})
+        return _open_objects(_OBJECTS[protocol], given, options)
     if protocol == "memory" and "::" not in given:
-        options = storage_options or {}
         _refuse_options(given, options.keys() - _MEMORY_OPTIONS, "a storage in memory takes only max_file_bytes")
         return MemoryStorage(given, create=create, **options)
-    _refuse_options(given, (storage_options or {}).keys(), "only memory and object storages take storage options")
+    _refuse_options(given, options.keys(), "only memory and object storages take storage options")
     if protocol is None:
         begun = given.partition(":")[0].lower() if isinstance(url_or_path, str) and ":" in given else ""
         if begun in _OBJECTS or begun == "memory":

@@ -420,6 +420,7 @@ def test_secrets_are_in_no_text(caplog):
         ({"discovery_ms": 0}, "discovery_ms must be a whole number from 1"),
         ({"timeout_ms": 0}, "timeout_ms must be a whole number from 1"),
         ({"options": {"group.id": "x"}}, "sets 'group.id' itself: say it with group="),
+        ({"options": ["secret"]}, "options must be a dict with the value of each option by its name, got list"),
     ],
 )
 def test_what_is_wrong_with_an_argument_is_told(given, told):

@@ -11,8 +11,19 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.transforms import BucketTransform, DayTransform
 from pyiceberg.types import LongType
 
+import arrowstate
 from arrowstate.errors import InvalidInputError, UnavailableError
-from arrowstate.runtime import DeltaSink, GeneratorSource, IcebergSink, Job, Sink, TableSource, Token
+from arrowstate.runtime import (
+    DeltaSink,
+    DeltaSource,
+    GeneratorSource,
+    IcebergSink,
+    Job,
+    ParquetSink,
+    Sink,
+    TableSource,
+    Token,
+)
 from arrowstate.testing import SinkConformance
 from arrowstate.testing.connectors import pickled
 from arrowstate.testing.jobs import simulate
@@ -304,6 +315,24 @@ def test_a_catalog_that_does_not_answer_is_waited_for() -> None:
 
     with pytest.raises(UnavailableError, match="the Iceberg catalog"):
         IcebergSink("shop.t", catalog_options=options).open("a-store", "a-sink")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda given: DeltaSink("t", storage_options=given),
+        lambda given: DeltaSource("t", storage_options=given),
+        lambda given: IcebergSink("shop.t", catalog_options=given),
+        lambda given: ParquetSink("t", storage_options=given),
+        lambda given: arrowstate.open_store("memory://options", create=True, storage_options=given),
+    ],
+)
+@pytest.mark.parametrize("given", ["key=secret", ["key", "secret"], {1: "secret"}])
+def test_options_that_are_no_dict_are_refused_without_their_values(make, given) -> None:
+    with pytest.raises(InvalidInputError, match="options must be a dict") as refused:
+        make(given)
+
+    assert "secret" not in str(refused.value)
 
 
 def test_what_may_have_a_password_is_not_shown() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from arrowstate.errors import ArrowStateError, InvalidInputError, MissingDependencyError, UnavailableError
 from arrowstate.runtime.secrets import hidden, secrets_of
+from arrowstate.storage.registry import options_of
 from arrowstate_formats.integers import check_integer
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Client:
         if not isinstance(given, str) or not given.strip():
             raise InvalidInputError(f"{name} needs the brokers as host:port, several with commas, got {servers!r}")
         self.servers = given
-        self.options = dict(options or {})
+        self.options = options_of("options", options)
         for option, instead in reserved.items():
             if option in self.options:
                 raise InvalidInputError(f"{name} sets {option!r} itself: {instead}")

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
 from arrowstate.runtime.sinks.open_tables import OpenTableSink
+from arrowstate.storage.registry import options_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -68,7 +69,7 @@ class DeltaSink(OpenTableSink):
             raise MissingDependencyError("DeltaSink", "deltalake", "delta") from error
         path = os.fspath(table)
         self.table = path if "://" in path else os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
-        self.storage_options = None if storage_options is None else dict(storage_options)
+        self.storage_options = options_of("storage_options", storage_options) or None
 
     def __repr__(self) -> str:
         # Without what may have a password.

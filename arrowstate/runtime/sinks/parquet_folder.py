@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.runtime.connectors import Token
+from arrowstate.storage.registry import options_of
 from arrowstate_formats import system
 
 COMPRESSIONS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
@@ -43,7 +44,7 @@ class ParquetFolder:
             raise InvalidInputError(f"compression must be one of {', '.join(COMPRESSIONS)}, got {compression!r}")
         path = os.fspath(folder)
         self.url = path if "://" in path else os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
-        self.storage_options = dict(storage_options or {})
+        self.storage_options = options_of("storage_options", storage_options)
         self.compression = compression
 
     def open(self) -> OpenFolder:

@@ -28,6 +28,7 @@ from arrowstate.runtime.sources.open_tables import (
     Step,
     Unreadable,
 )
+from arrowstate.storage.registry import options_of
 from arrowstate_formats.integers import check_integer
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class DeltaSource(OpenTableSource):
             raise InvalidInputError("is_bounded=True ends with the rows of a version, so it needs snapshot=True")
         path = os.fspath(table)
         self.table = path if "://" in path else os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
-        self.storage_options = None if storage_options is None else dict(storage_options)
+        self.storage_options = options_of("storage_options", storage_options) or None
         self.version = check_integer("version", version, 0, 2**63 - 1, optional=True)
         self.snapshot, self.is_feed = snapshot, changes == "feed"
         newest = self.opened()

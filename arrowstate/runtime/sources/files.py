@@ -21,6 +21,7 @@ from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.runtime.connectors import Reader, Source, Split
 from arrowstate.runtime.sources.file_formats import FORMATS, NEED_SCHEMA, Misfit
 from arrowstate.runtime.sources.reading import ChunkedSplit, SplitsReader, checked_schema, row_number
+from arrowstate.storage.registry import options_of
 
 Format = Literal["parquet", "csv", "json", "arrow"]
 
@@ -107,7 +108,7 @@ class FileSource(Source):
         self.format = format
         self.is_bounded = is_bounded
         self.discovery_ms = discovery_ms
-        self.storage_options = dict(storage_options or {})
+        self.storage_options = options_of("storage_options", storage_options)
         self.schema = checked_schema(self._first_schema() if schema is None else schema)
 
     def discover(self, known: Collection[str]) -> Sequence[Split]:
