@@ -52,7 +52,9 @@ _HISTORY_SCHEMA = "arrowstate"
 """The schema of the tables that hold the history of the store."""
 HISTORY_NAMES = tuple(f"{_HISTORY_SCHEMA}.{table}" for table in ("checkpoints", "subtasks"))
 """One name for each of them, as `SqlName.relation` is for a state."""
-_RESERVED_SCHEMAS = (_HISTORY_SCHEMA, "information_schema", "memory", "pg_catalog", "system", "temp")
+# DuckDB reads `memory.v` and `v` as `memory.main.v`, and `main` holds the relations of all states: an operator there
+# would answer for others.
+_RESERVED_SCHEMAS = (_HISTORY_SCHEMA, "information_schema", "main", "memory", "pg_catalog", "system", "temp")
 
 
 class SqlName(Struct, frozen=True):

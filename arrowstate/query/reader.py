@@ -323,7 +323,8 @@ class SnapshotReader:
         DECIMAL, or a VARCHAR of its digits if it is wider than 38; a duration in nanoseconds is a BIGINT, because
         DuckDB's INTERVAL ends at microseconds. SQL does not tell names apart by case. Two uids that differ only in
         case are `op~1` and `OP~2`, in the order of the checkpoint, and so are fields of nested structs. A uid with the
-        name of a schema of DuckDB or of the store's history gets `~2` at its end, as in `"temp~2".clicks`.
+        name of a schema or database of DuckDB, as `main` and `memory` are, or of the store's history gets `~2` at its
+        end, as in `"temp~2".clicks`.
 
         `arrowstate.checkpoints` has the checkpoints of the store, with times, sizes and properties, and
         `arrowstate.subtasks` has the same for each subtask: `triggered_at` and `committed_at` in UTC; `sync_us`,

@@ -166,7 +166,7 @@ def test_names_that_need_quotes_and_such_that_duckdb_keeps_are_edited():
         jobs[uid][0].state(arrowstate.ListStateDescriptor("l", value)).add_batch(["ann"], [{"at": 1}])
     commit(store, jobs)
     schemas = {"temp": "temp~2", "op": "op~1", "OP": "OP~2", "information_schema": "information_schema~2"}
-    schemas |= {"arrowstate": "arrowstate~2", "memory": "memory~2"}
+    schemas |= {"arrowstate": "arrowstate~2", "memory": "memory~2", "main": "main~2"}
 
     with store.edit() as edit:
         for number, uid in enumerate(uids):

@@ -322,11 +322,30 @@ def test_an_operator_of_any_uid_can_be_queried(new_store, uid):
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
     backend.state(arrowstate.ValueStateDescriptor("select", pa.int64())).update_batch([1], [2])
     snapshot = new_store().writer().checkpoint({uid: [backend]})
-    taken = uid in ("temp", "system", "memory", "information_schema", "pg_catalog")
+    taken = uid in ("main", "temp", "system", "memory", "information_schema", "pg_catalog")
 
     rows = snapshot.sql(f'select k, "select" from "{uid}{"~2" if taken else ""}"."select" where k = 1').fetchall()
 
     assert rows == [(1, 2)]
+
+
+@pytest.mark.parametrize("table", ["memory.v", "main.v", "v", "memory.main.v", "memory.v at (version => 1)"])
+def test_no_operator_answers_for_one_whose_name_duckdb_keeps(new_store, table):
+    key = pa.schema([("k", pa.int64())])
+    backends = {uid: arrowstate.KeyedStateBackend(key=key, max_parallelism=8) for uid in ("main", "memory", "x")}
+    for number, backend in enumerate(backends.values()):
+        backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch([1], [number])
+    backends["main"].state(arrowstate.ValueStateDescriptor("x.v", pa.int64())).update_batch([1], [7])
+    snapshot = new_store().writer().checkpoint({uid: [backend] for uid, backend in backends.items()})
+
+    found = [snapshot.sql(f"select v from {name}.v").fetchall() for name in ('"main~2"', '"memory~2"', "x")]
+
+    assert found == [[(0,)], [(1,)], [(2,)]]
+    assert snapshot.sql('select "x.v" from "main~2"."x.v"').fetchall() == [(7,)]
+    with pytest.raises(arrowstate.StateNotFoundError, match=r"'main~2\.v'.*'memory~2\.v'"):
+        snapshot.sql(f"select * from {table}")
+    with pytest.raises(duckdb.CatalogException):
+        snapshot.duckdb().execute(f"select * from {table.partition(' ')[0]}")
 
 
 def test_uids_that_differ_in_case_only_have_numbers_and_neither_answers_for_the_other(new_store):
