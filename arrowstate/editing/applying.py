@@ -206,6 +206,9 @@ def _put_elements(state: KeyedState[Any], rows: Rows, rule: Rule, now_ms: int | 
     assert old.sequence is not None
     there = np.zeros(len(old), dtype=np.bool_)
     found = _elements(state, old.key, old.entry, old.sequence) if len(old) else []
+    if rule == "insert":
+        unexpired = state.find_unexpired_rows([(part.run, part.given, part.rows) for part in found])
+        found = [_Found(run, rows_of_run, given) for run, given, rows_of_run in unexpired]
     for part in found:
         there[part.given] = True
     pairs = state.grouped([*old.key], [*old.entry, old.sequence]) if len(old) else None

@@ -21,7 +21,7 @@ from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.plain import column_of, plain_value
 from arrowstate.schema.types import CONVERSION_ERRORS, as_arrow, python_scalar, shown_misfit
 from arrowstate.state.current_key import KeyContext, identity_of
-from arrowstate.state.expiry import Expiry, runs_with_times
+from arrowstate.state.expiry import Expiry, Rows, runs_with_times
 from arrowstate.state.pending import Pending, Write, together
 from arrowstate.state.shown import Shown
 from arrowstate.state.transaction import Transactions, own_verbs
@@ -45,6 +45,7 @@ class KeyedState(Shown, Generic[D]):
             "begin_merge",
             "clear_keys",
             "find_unexpired",
+            "find_unexpired_rows",
             "flush",
             "freeze",
             "grouped",
@@ -252,6 +253,10 @@ class KeyedState(Shown, Generic[D]):
     def find_unexpired(self, keys: KeyBatch) -> Found:
         """Find the rows of keys in the table; those that have expired count as absent, and are removed."""
         return self._expiry.find(keys)
+
+    def find_unexpired_rows(self, found: Rows) -> Rows:
+        """Return these rows of the table; those that have expired count as absent, and are removed."""
+        return self._expiry.find_rows(found)
 
     def hashes_of(self, key: Sequence[pa.Array]) -> Ints:
         """Return the hashes of keys, given as columns that are checked."""

@@ -93,6 +93,16 @@ class Expiry:
         self._table.remove(found.only(expired))
         return found.without(expired)
 
+    def find_rows(self, found: Rows) -> Rows:
+        """Return these rows of the table; those that have expired count as absent and are removed."""
+        if not self._hides():
+            return found
+        out = []
+        for (run, numbers, rows), fresh, _ in self._with_fresh(found):
+            self._table.kill(run, rows[~fresh])
+            out.append((run, numbers[fresh], rows[fresh]))
+        return out
+
     def expired(self, found: Found) -> Ints:
         """Return the numbers of the keys whose rows have expired."""
         cutoff = self.cutoff()

@@ -241,6 +241,44 @@ def test_what_looks_bad_and_is_not(store, name):
     assert plan.is_empty == (count == 0)
 
 
+def fill_mortal_list(visibility):
+    store = arrowstate.open_store(f"memory://mortal-list-{next(_names)}", create=True)
+    backend = arrowstate.KeyedStateBackend(key=USER, max_parallelism=8)
+    backend.advance_watermark(50)
+    ttl = arrowstate.TimeToLive(40, clock="event_time", visibility=visibility)
+    state = backend.state(arrowstate.ListStateDescriptor("l", pa.int64(), ttl=ttl))
+    state.add_batch(["ann", "ann", "bob"], [1, 2, 3], timestamps=[5, 30, 5])
+    commit(store, {"op": [backend]}, watermark=50)
+    return store
+
+
+def test_an_element_may_be_inserted_where_one_has_expired():
+    store = fill_mortal_list("never_return_expired")
+
+    with store.edit() as edit:
+        with pytest.raises(InvalidInputError, match="user='ann', _seq=1 already"):
+            edit.insert("op.l", rows(user=["ann", "ann"], _seq=[0, 1], l=[9, 9]))
+        assert edit.plan().is_empty
+        edit.insert("op.l", rows(user=["ann", "bob", "bob"], _seq=[0, None, 2], l=[9, 8, 7]))
+        found = edit.commit()
+
+    query = 'select user, _seq, l, _updated_at from "op.l" order by _seq'
+    assert found.sql(query, expired=True).fetchall() == [
+        ("ann", 0, 9, 50),
+        ("ann", 1, 2, 30),
+        ("bob", 2, 7, 50),
+        ("bob", 3, 8, 50),
+    ]
+    assert not found.verify(deep=True).problems
+
+
+def test_no_element_is_inserted_where_one_has_expired_and_is_still_seen():
+    store = fill_mortal_list("return_until_cleaned_up")
+
+    with store.edit() as edit, pytest.raises(InvalidInputError, match="user='ann', _seq=0 already"):
+        edit.insert("op.l", rows(user=["ann"], _seq=[0], l=[9]))
+
+
 @pytest.mark.parametrize("kind", ["value", "list", "map"])
 def test_rows_that_are_touched_or_written_without_a_time_count_as_updated_now(kind):
     ttl = arrowstate.TimeToLive(100, clock="event_time")
