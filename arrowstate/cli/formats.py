@@ -23,8 +23,18 @@ _BY_EXTENSION: dict[str, Format] = {
 }
 
 
+def refuse_pipe(path: str) -> None:
+    """Refuse a path that other programs take for the pipe."""
+    if path == "-":
+        raise InvalidInputError(
+            "--output takes a file, and '-' is none: `arrowstate sql STORE QUERY --format FORMAT` prints rows, and ./- "
+            "is a file of that name"
+        )
+
+
 def format_of(path: str, given: Format | None) -> Format:
     """Return the format of a file: the one given, or the one that its extension says."""
+    refuse_pipe(path)
     extension = Path(path).suffix.lower()
     if given is None and extension not in _BY_EXTENSION:
         raise InvalidInputError(

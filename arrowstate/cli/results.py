@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 
-from arrowstate.cli.formats import Format
+from arrowstate.cli.formats import Format, refuse_pipe
 from arrowstate.clock import new_id
 from arrowstate.errors import InvalidInputError
 from arrowstate.query.row_text import csv_cell, rows_of, write_csv
@@ -29,6 +29,7 @@ _GROUP_BYTES = 32 << 20
 @contextmanager
 def new_file(path: str) -> Iterator[IO[bytes]]:
     """Give a file to write, which replaces what is at the path when the block ends well, and else is gone."""
+    refuse_pipe(path)
     final = Path(path)
     beside = final.with_name(f".{final.name}.{new_id()}.part")
     try:

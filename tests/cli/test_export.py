@@ -61,6 +61,20 @@ def test_a_file_has_the_rows_of_a_state_in_its_types(store, tmp_path, capsys, fo
     }
 
 
+@pytest.mark.parametrize("options", [[], ["--format", "csv"]])
+def test_no_file_is_made_for_the_sign_of_the_pipe(store, tmp_path, capsys, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+
+    for command in (["export", store, "op-1.visit"], ["sql", store, "select 1"]):
+        code, out, err = run(capsys, *command, "-o", "-", *options)
+        assert (code, out) == (1, "")
+        assert "'-' is none" in err
+
+    assert set(tmp_path.iterdir()) == before
+    assert run(capsys, "export", store, "op-1.visit", "-o", "./-", "--format", "csv")[0] == 0
+
+
 def test_a_checkpoint_columns_and_rows_are_chosen(store, tmp_path, capsys):
     options = ["--columns", "took", "user", "--checkpoint", "1"]
 
