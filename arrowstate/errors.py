@@ -116,7 +116,10 @@ class StoreNotFoundError(NotFoundError):
     """
 
     url: str
-    _message = "no store at {url}; check the path, or make a new store with create=True"
+    what: str = "store"
+    "What was looked for, if it is no store of ours."
+    remedy: str = "check the path, or make a new store with create=True"
+    _message = "no {what} at {url}; {remedy}"
 
 
 class CheckpointNotFoundError(NotFoundError):

@@ -10,6 +10,7 @@ from arrowstate import errors
 
 EXAMPLES = [
     errors.StoreNotFoundError("/data/clicks"),
+    errors.StoreNotFoundError("/data/clicks", "savepoint of Flink", "give its folder"),
     errors.CheckpointNotFoundError(7, [41, 42]),
     errors.CheckpointNotFoundError(None, []),
     errors.CheckpointsCollectedError(7, [41, 42]),

@@ -11,7 +11,10 @@ from arrowstate.cli.output import print_json, print_narrow_table, say
 from arrowstate.cli.running_queries import interruptible
 from arrowstate.cli.sql import format_asked, queries_of
 from arrowstate.cli.sql import show as show_result
-from arrowstate.foreign.flink import FlinkSavepoint, import_flink_savepoint, open_flink_savepoint
+from arrowstate.clock import new_id
+from arrowstate.errors import StoreNotFoundError
+from arrowstate.foreign.flink import FlinkSavepoint, open_flink_savepoint
+from arrowstate.foreign.flink.importing import plan_flink_import
 from arrowstate.store import open_store
 
 
@@ -89,15 +92,20 @@ def import_(options: argparse.Namespace) -> int:
     savepoint = _opened(options)
     states = states_of(savepoint, options.states)
     operators = dict(pair_of("--operator", "NAME_IN_FLINK=UID", each) for each in options.operator or ())
-    store = open_store(options.store, create=True)
-    made = import_flink_savepoint(
+    try:
+        store = open_store(options.store)
+    except StoreNotFoundError:
+        store = None
+    # A store is made only for an import that nothing is in the way of.
+    planned = plan_flink_import(
         savepoint,
-        store,
+        store or open_store(f"memory://{new_id()}", create=True),
         operators=operators or None,
         states=states,
         parallelism=options.parallelism,
         max_parallelism=options.max_parallelism,
     )
+    made = planned.commit(store or open_store(options.store, create=True))
     if options.json:
         print_json(
             {

@@ -157,6 +157,61 @@ def import_flink_savepoint(
     CorruptDataError
         If the savepoint is damaged; nothing is committed. The rest is as for `StateStore.bootstrap`.
     """
+    planned = plan_flink_import(
+        savepoint,
+        store,
+        operators=operators,
+        states=states,
+        keys=keys,
+        time_to_live=time_to_live,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+    )
+    return planned.commit(store, properties)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedImport:
+    """An import that nothing is in the way of, as far as can be told without reading all rows."""
+
+    savepoint: FlinkSavepoint
+    fills: Sequence[TableFill]
+    operator_states: Mapping[str, Sequence[Sequence[FrozenOperatorState]]]
+    told: Sequence[_Told]
+    left_out: Sequence[str]
+
+    def commit(self, store: StateStore, properties: Mapping[str, Any] = MappingProxyType({})) -> FlinkImport:
+        """Import into the store that it was planned for, or into a new one if that was empty."""
+        savepoint = self.savepoint
+        entry = fill_operators(
+            store.storage,
+            store.store_id,
+            self.fills,
+            operator_states=self.operator_states,
+            properties={_FLINK: {"from": savepoint.url, "checkpoint_id": savepoint.checkpoint_id}, **properties},
+            new_id=store.new_id,
+            clock_ms=store.clock_ms,
+        )
+        found = {operator.uid: operator for operator in entry.operators}
+        return FlinkImport(
+            store.snapshot_of(entry),
+            tuple(item.done(lambda uid, name: found[uid].live_rows(name)) for item in self.told),
+            tuple(dict.fromkeys(self.left_out)),
+        )
+
+
+def plan_flink_import(
+    savepoint: FlinkSavepoint,
+    store: StateStore,
+    *,
+    operators: Mapping[str, str] | None = None,
+    states: Mapping[str, StateDescriptor | None] = MappingProxyType({}),
+    keys: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    time_to_live: Mapping[str, TimeToLive] = MappingProxyType({}),
+    parallelism: int | None = None,
+    max_parallelism: int | None = None,
+) -> PlannedImport:
+    """Settle what an import does and refuse what cannot be done; nothing is written. For the arguments see above."""
     asked = _Asked(savepoint, operators, dict(states), dict(keys), dict(time_to_live), parallelism, max_parallelism)
     fills: list[TableFill] = []
     beside: dict[str, list[list[FrozenOperatorState]]] = {}
@@ -176,22 +231,7 @@ def import_flink_savepoint(
     if not fills and not beside:
         reasons = "; ".join(f"{item.state.operator}.{item.state.name}: {item.note}" for item in told[:5])
         raise InvalidInputError(f"{savepoint.url} has no state to import{': ' if reasons else ''}{reasons}")
-    entry = fill_operators(
-        store.storage,
-        store.store_id,
-        fills,
-        operator_states=beside,
-        properties={_FLINK: {"from": savepoint.url, "checkpoint_id": savepoint.checkpoint_id}, **properties},
-        new_id=store.new_id,
-        clock_ms=store.clock_ms,
-    )
-    snapshot = store.snapshot_of(entry)
-    found = {operator.uid: operator for operator in entry.operators}
-    return FlinkImport(
-        snapshot,
-        tuple(item.done(lambda uid, name: found[uid].live_rows(name)) for item in told),
-        tuple(dict.fromkeys(left_out)),
-    )
+    return PlannedImport(savepoint, fills, beside, told, left_out)
 
 
 @dataclass(slots=True)

@@ -59,12 +59,15 @@ class Places:
         self._job = text
         if _CHECKPOINT.fullmatch(last):
             self._job, self.folder = before if slash else ".", last + "/"
-        self.storage = open_storage(self._job, storage_options=storage_options)
+        try:
+            self.storage = open_storage(self._job, storage_options=storage_options)
+        except StoreNotFoundError:
+            raise _no_savepoint(given) from None
         if not self.folder and not self.storage.exists(METADATA):
             self.folder = self._last_checkpoint(given)
         self.url = text
         if not self.storage.exists(self.folder + METADATA):
-            raise StoreNotFoundError(given)
+            raise _no_savepoint(given)
         self._files: dict[str, list[str]] | None = None
         self._other_jobs: dict[str, Storage] = {}
         self.metadata = self._mapped(self.folder + METADATA)
@@ -76,7 +79,7 @@ class Places:
         for number in sorted(numbers, reverse=True):
             if self.storage.exists(f"chk-{number}/{METADATA}"):
                 return f"chk-{number}/"
-        raise StoreNotFoundError(given)
+        raise _no_savepoint(given)
 
     def open(self, handle: StreamHandle, *, is_sized: bool = True) -> Stream:
         """Return the bytes of a handle; whether it tells the size of its file is a matter of who wrote it."""
@@ -144,3 +147,8 @@ class Places:
             beside = f"{before}{slash}{job}" if last != "." else f"{self._job}./{job}"
             self._other_jobs[job] = open_storage(beside, storage_options=self._options)
         return self._other_jobs[job]
+
+
+def _no_savepoint(given: str) -> StoreNotFoundError:
+    remedy = f"give the folder that has `{METADATA}`, or that of a job with its `chk-N`"
+    return StoreNotFoundError(given, "savepoint or checkpoint of Flink", remedy)

@@ -56,6 +56,25 @@ def test_a_hint_of_a_struct_names_columns_or_fields(capsys, place):
     assert row == {"entry": "VARCHAR", "field": "VARCHAR"}
 
 
+def test_an_import_that_is_refused_makes_no_store(capsys, place, tmp_path):
+    store, taken = tmp_path / "store", tmp_path / "taken"
+    taken.mkdir()
+    (taken / "notes.txt").touch()
+
+    refused = printed(capsys, "import", place(PYTHON), str(store), "--operator", "nope=x", code=1)
+    held = printed(capsys, "import", place(PYTHON), str(taken), code=1)
+
+    assert "no operator with uid 'nope'" in refused.err
+    assert not store.exists()
+    assert "holds other files" in held.err
+    assert [path.name for path in taken.iterdir()] == ["notes.txt"]
+    printed(capsys, "import", place(PYTHON), str(store))
+    again = printed(capsys, "import", place(PYTHON), str(store), code=1)
+    assert "has" in again.err
+    assert "already" in again.err
+    assert len(arrowstate.open_store(store).checkpoints()) == 1
+
+
 def test_states_that_are_named_are_imported_and_no_others(capsys, place, tmp_path):
     store = str(tmp_path / "store")
     options = ["--hint", "py-keyed.py_long=BIGINT", "--states", "py-keyed.py_long=total:sum"]

@@ -104,8 +104,9 @@ def test_a_checkpoint_is_opened_by_its_folder_its_file_and_the_folder_of_its_job
 
 
 def test_a_folder_without_metadata_is_no_savepoint(tmp_path: Path) -> None:
-    with pytest.raises(StoreNotFoundError):
-        open_flink_savepoint(tmp_path)
+    for place in (tmp_path, tmp_path / "gone", tmp_path / "gone" / "chk-7"):
+        with pytest.raises(StoreNotFoundError, match=f"no savepoint or checkpoint of Flink at {place}; .*`_metadata`"):
+            open_flink_savepoint(place)
 
 
 def test_an_operator_is_found_by_its_uid_where_the_savepoint_has_none(savepoint_folder: Folders) -> None:
