@@ -18,6 +18,7 @@ import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
 
+from arrowstate.errors import IncompatibleStateError
 from arrowstate.files.subtasks import runs_of_state, subtasks_of
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.changes import CHANGE_TYPE_COLUMN, changed_rows, columns_to_compare
@@ -83,6 +84,43 @@ class _Asked(Struct, frozen=True):
 
 
 _Runs = tuple[_Asked, list[RunDocument]]
+
+
+def history_reader(storage: Storage, reader: StateReader, entries: Sequence[LogEntryDocument]) -> StateReader:
+    """Return the reader of a state whose types hold its values in all checkpoints.
+
+    That is the reader given, unless the store went back over a wider column. Then it is that of a checkpoint with this
+    column, if the key and the names of the columns are the same there.
+    """
+    found = list(_schemas_of(reader, entries))
+    widest = reader
+    for entry, operator, document in found:
+        if not _reads(widest, entry, operator, document):
+            widest = StateReader(storage, entry, operator.uid, document.name)
+    same = widest.operator.key == reader.operator.key and widest.columns == reader.columns
+    return widest if same and all(_reads(widest, *stored) for stored in found) else reader
+
+
+def _schemas_of(
+    reader: StateReader, entries: Iterable[LogEntryDocument]
+) -> Iterator[tuple[LogEntryDocument, OperatorDocument, StateDocument]]:
+    """Yield the state as the reader has it, and in each checkpoint that has another schema than the one before."""
+    yield reader.entry, reader.operator, reader.document
+    before: object = None
+    for entry in entries:
+        for operator in entry.operators:
+            for document in operator.states if operator.uid == reader.operator.uid else ():
+                if document.name == reader.document.name and before != (operator.key, document):
+                    before = operator.key, document
+                    yield entry, operator, document
+
+
+def _reads(reader: StateReader, entry: LogEntryDocument, operator: OperatorDocument, document: StateDocument) -> bool:
+    try:
+        stored_schemas(reader, entry, operator, document)
+    except IncompatibleStateError:
+        return False
+    return True
 
 
 class KeyHistory:

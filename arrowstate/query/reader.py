@@ -29,7 +29,7 @@ from arrowstate.query.describe import overview
 from arrowstate.query.difference import Difference, difference, rows_between
 from arrowstate.query.expiry import Seen
 from arrowstate.query.kept_reads import Recent
-from arrowstate.query.key_history import KeyHistory
+from arrowstate.query.key_history import KeyHistory, history_reader
 from arrowstate.query.state import StateReader
 from arrowstate.query.state_table import StateTable
 from arrowstate.storage.base import Storage
@@ -499,7 +499,8 @@ class SnapshotReader:
         -------
         pa.Table
             `_checkpoint_id` int64, `_committed_at` timestamp("ms") in UTC, `_change_type` as for `changes`, and the
-            columns of `to_arrow`, in the schema of this checkpoint. What the oldest checkpoint has is inserted by it.
+            columns of `to_arrow`, in the schema of this checkpoint, or in wider types if other checkpoints have these,
+            as after a rollback. What the oldest checkpoint has is inserted by it.
 
         Raises
         ------
@@ -522,8 +523,8 @@ class SnapshotReader:
         [(1, 'Rome'), (3, 'Rome'), (3, 'Oslo')]
         """
         reader = self._state(state)
-        history = KeyHistory(self.storage, reader, keys)
         entries = [*CommitLog(self.storage).backwards()][::-1]
+        history = KeyHistory(self.storage, history_reader(self.storage, reader, entries), keys)
         return pa.Table.from_batches(list(history.batches(entries)), history.schema)
 
     def _other(self, reference: CheckpointReference) -> LogEntryDocument:

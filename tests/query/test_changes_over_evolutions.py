@@ -298,3 +298,36 @@ def test_a_field_that_is_added_after_going_back_gets_an_id_that_was_never_given(
     assert not {ids[0]["b"]} & {ids[1]["c"], ids[1]["d"]}
     changed = newest.changes("op.s", since=seen.checkpoint_id).to_pylist()
     assert [(row["c"], row["d"]) for row in changed if row["_change_type"] == "update_preimage"] == [(None, None)] * 3
+
+
+@pytest.mark.parametrize("kind", ["value", "list", "map"])
+def test_a_history_over_a_rollback_has_the_wider_types_while_checkpoints_have_them(tmp_path: Any, kind: str) -> None:
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+
+    def write(type: pa.DataType, number: int) -> arrowstate.Snapshot:
+        backend = store.latest().restore("op") if store.checkpoints() else backend_of()
+        if kind == "map":
+            backend.state(arrowstate.MapStateDescriptor("s", pa.string(), type)).put_batch([1], ["x"], [number])
+        elif kind == "list":
+            backend.state(arrowstate.ListStateDescriptor("s", type)).update_batch([1], [[number]])
+        else:
+            backend.state(arrowstate.ValueStateDescriptor("s", type)).update_batch([1], [number])
+        return commit(store, {"op": [backend]})
+
+    write(pa.int8(), 1)
+    write(pa.int16(), 1000)
+    store.rollback(1)
+    latest = write(pa.int8(), 2)
+
+    found = latest.history("op.s", [1])
+    by_sql = latest.sql("select _checkpoint_id, s from arrowstate.history('op.s', 1)").fetchall()
+
+    assert found.schema.field("s").type == pa.int16()
+    rows = list(zip(found["_checkpoint_id"].to_pylist(), found["s"].to_pylist(), strict=True))
+    assert sorted(rows) == [(1, 1), (2, 1), (2, 1000), (3, 1), (3, 1000), (4, 1), (4, 2)]
+    assert sorted(by_sql) == sorted(rows)
+    assert store.snapshot(1).history("op.s", [1]).schema.field("s").type == pa.int16()
+    for tag in store.tags():
+        store.untag(tag)
+    store.collect(arrowstate.RetentionPolicy(count=2)).apply()
+    assert latest.history("op.s", [1]).schema.field("s").type == pa.int8()

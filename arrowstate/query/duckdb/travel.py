@@ -24,7 +24,7 @@ from arrowstate.query.duckdb.filters import Node, columns_of, read_filter
 from arrowstate.query.duckdb.preparing import ABOUT_SCHEMA, FUNCTIONS
 from arrowstate.query.duckdb.sql_types import SqlForm
 from arrowstate.query.expiry import Seen
-from arrowstate.query.key_history import KeyHistory
+from arrowstate.query.key_history import KeyHistory, history_reader
 from arrowstate.query.state import KEY_GROUP_COLUMN, StateReader
 from arrowstate.schema.keys import key_columns
 from arrowstate.schema.types import is_list
@@ -140,12 +140,13 @@ class OtherTables:
 
     def _history(self, text: str, state: Any, key: Any) -> Source:
         reader = StateReader(self._storage, self._entry, *resolve(self._entry, _reference(text, state)))
-        history = KeyHistory(self._storage, reader, _keys(text, key, reader.layout.key))
         # What is registered must not hold the connection: a circle through C++ is never let go.
-        log = self._log
+        entries = [*self._log.backwards()][::-1]
+        keys = _keys(text, key, reader.layout.key)
+        history = KeyHistory(self._storage, history_reader(self._storage, reader, entries), keys)
 
         def batches(columns: list[str], _: Node | None) -> Iterator[pa.RecordBatch]:
-            for batch in history.batches([*log.backwards()][::-1]):
+            for batch in history.batches(entries):
                 yield batch.select(columns)
 
         return _Made(f"arrowstate.{text}", history.schema, batches)
