@@ -289,8 +289,7 @@ class SnapshotReader:
         reader = self._state(state)
         uid, name = reader.operator.uid, reader.document.name
         has_it = unlike is not None and name in unlike.operators.get(uid, ())
-        other = unlike._reader(uid, name) if unlike is not None and has_it else None  # noqa: SLF001 (of its own class)
-        reader.open_files(other)
+        reader.open_files(SnapshotReader._reader(unlike, uid, name) if unlike is not None and has_it else None)
         return uid, name
 
     def __getitem__(self, state: str | tuple[str, str]) -> StateTable:
