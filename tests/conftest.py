@@ -44,7 +44,7 @@ LONGEST = {
 # Of these the short form takes every n-th test, each run others: there are many alike, or they are dear.
 BY_TURNS = {
     "tests/bootstrap/": 2,
-    "tests/checkpoints/": 3,
+    "tests/checkpoints/": 4,
     "tests/cli/": 3,
     "tests/conformance/": 8,
     "tests/docs/test_pages": 4,
@@ -53,16 +53,16 @@ BY_TURNS = {
     "tests/files/": 2,
     "tests/foreign/": 3,
     "tests/formats/": 2,
-    "tests/publish/": 2,
-    "tests/query/": 3,
-    "tests/runtime/": 5,
+    "tests/publish/": 3,
+    "tests/query/": 4,
+    "tests/runtime/": 6,
     "tests/spark/": 4,
-    "tests/storage/": 5,
+    "tests/storage/": 6,
     "tests/table/": 2,
     "tests/testing/": 4,
     "tests/tools/test_benchmarks": 3,
     "tests/ui/": 3,
-    "tests/upkeep/": 3,
+    "tests/upkeep/": 4,
 }
 
 # Thousands of files of the tests are made durable one by one, which only takes time: most tests are about what is done,
