@@ -29,7 +29,10 @@ def facets(ask: Ask) -> dict[str, Any]:
         with counted as (select {value} as value, count(*) as rows from {table} group by all)
         select value, cast(value as varchar) as text, rows, sum(rows) over () as all_rows, count(*) over () as different
         from counted order by rows desc, text limit {_VALUES}"""  # noqa: S608 (names are in quotes)
-    found = answered_rows(snapshot, query, ask.site.limits, Stop())
+    found: dict[str, Any] = ask.place.kept.get(
+        (snapshot.entry.commit_id, "facets", uid, state, column),
+        lambda: answered_rows(snapshot, query, ask.site.limits, Stop()),
+    )
     return {
         "checkpoint_id": snapshot.checkpoint_id,
         "operator": uid,

@@ -66,6 +66,7 @@ MANY = [
     "diff",
     "counts",
     "history?operator=op&state=sums&key0=7",
+    "facets?operator=op&state=sums&column=sums",
     "storage",
     "collection?count={half}",
     "amplification",
