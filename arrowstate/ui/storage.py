@@ -129,21 +129,18 @@ def amplification(ask: Ask) -> dict[str, Any]:
     ask.progress.total = len(chosen)
     found = []
     for line in chosen:
-        try:
-            entry = place.snapshot(str(line.checkpoint_id)).entry
-        except (*DAMAGES, CheckpointNotFoundError):
-            continue
 
-        def use(entry: Any = entry) -> StorageUse:
+        def use(checkpoint_id: int | None = line.checkpoint_id) -> StorageUse:
+            entry = place.snapshot(str(checkpoint_id)).entry
             with reading_checkpoint(place.store.storage, entry):
                 return storage_use(place.store.storage, entry)
 
-        with suppress(*DAMAGES):
-            found.append((entry, place.uses.get(entry.commit_id, use)))
+        with suppress(*DAMAGES, CheckpointNotFoundError):
+            found.append((line, place.uses.get((line.number, line.checkpoint_id, line.committed_at_ms), use)))
         ask.progress.advance()
     return {
-        "checkpoint_id": [entry.checkpoint_id for entry, _ in found],
-        "committed_at_ms": [entry.committed_at_ms for entry, _ in found],
+        "checkpoint_id": [line.checkpoint_id for line, _ in found],
+        "committed_at_ms": [line.committed_at_ms for line, _ in found],
         "bytes": [use.bytes for _, use in found],
         "live_bytes": [use.live_bytes for _, use in found],
         "space_amplification": [use.space_amplification for _, use in found],
