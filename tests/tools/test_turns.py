@@ -61,7 +61,7 @@ def test_of_n_turns_in_a_row_one_takes_a_case(n, monkeypatch):
     assert set(taken.values()) == {1}
 
 
-EVERY = 5
+EVERY = 6
 """Of so many tests of the runtime the short form takes one."""
 
 
