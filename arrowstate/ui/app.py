@@ -224,6 +224,11 @@ def _download(file: IO[bytes], format: str) -> Response:
     return StreamingResponse(pieces(), headers=named, media_type=_FILES[format])
 
 
+def _is_in_place(page: Page, request: Request) -> bool:
+    """Return whether a part is asked for by the page that it is put into."""
+    return page.is_part and request.headers.get("hx-request") == "true"
+
+
 def _metrics(place: Place, _: Progress) -> list[Sample]:
     return metrics_of(place)
 
@@ -260,7 +265,7 @@ class Answers:
         as_json = suffix == "json" or page.template is None
         query = dict(request.query_params)
         try:
-            data = await self.read(place, name, page, query)
+            data = await self.read(place, name, page, query, self._patience(page, request))
         except Exception as error:  # noqa: BLE001 (what is no fault of a store or a query is raised again)
             return self.fault(error, place, page, query, request, as_json=as_json)
         if as_json:
@@ -407,13 +412,20 @@ class Answers:
             return told
         return Response(found.body, media_type=found.media_type, headers=found.headers)
 
-    async def read(self, place: Place, name: str, page: Page, query: Mapping[str, str]) -> dict[str, Any]:
+    def _patience(self, page: Page, request: Request) -> float:
+        """Return for how many seconds an answer is waited for: a part asks again by itself."""
+        limits = self.site.limits
+        return min(limits.part_seconds, limits.page_seconds) if _is_in_place(page, request) else limits.page_seconds
+
+    async def read(
+        self, place: Place, name: str, page: Page, query: Mapping[str, str], seconds: float
+    ) -> dict[str, Any]:
         """Return what a page says, within its time."""
         key = (name, *sorted(query.items()))
         found: dict[str, Any] = await place.work.get(
             key,
             lambda progress: page.read(Ask(self.site, place, query, progress)),
-            seconds=self.site.limits.page_seconds,
+            seconds=seconds,
         )
         return found
 
@@ -427,7 +439,7 @@ class Answers:
     ) -> Response:
         """Return a page as HTML."""
         # A part that is opened by its link is a page: without a script nothing puts it into one.
-        is_alone = page.is_part and request.headers.get("hx-request") != "true"
+        is_alone = page.is_part and not _is_in_place(page, request)
         text = self.environment.get_template("part_page.html" if is_alone else template).render(
             part=template,
             site=self.site,

@@ -88,6 +88,8 @@ class Limits:
     """What the page takes at most."""
 
     page_seconds: float = 5.0
+    part_seconds: float = 0.1
+    "After it a part of a page says how far it is, and is asked for again."
     "For what a page or a part of it reads; after that it says so and goes on without."
     sql_seconds: float = 20.0
     sql_memory: str = "256MB"

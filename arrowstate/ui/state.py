@@ -269,16 +269,17 @@ def history(ask: Ask) -> dict[str, Any]:
     keys = key_of(texts, reader.layout.key)
     newest = ask.place.store.latest().entry.commit_id
     found: dict[str, Any] = ask.place.histories.get(
-        (snapshot.entry.commit_id, newest, *ask.state(), *texts), lambda: _history(snapshot, reader, keys)
+        (snapshot.entry.commit_id, newest, *ask.state(), *texts), lambda: _history(ask, snapshot, reader, keys)
     )
     return found
 
 
-def _history(snapshot: SnapshotReader, reader: StateReader, keys: pa.RecordBatch) -> dict[str, Any]:
+def _history(ask: Ask, snapshot: SnapshotReader, reader: StateReader, keys: pa.RecordBatch) -> dict[str, Any]:
     """Return what a key was, newest first, as far back as the columns are known; and whether others came before."""
     entries: list[LogEntryDocument] = []
     is_cut = False
     for entry in CommitLog(snapshot.storage).backwards():
+        ask.progress.advance()
         if not _fits(reader, entry):
             # What is newer than the checkpoint may have other columns, too.
             is_cut = True
@@ -290,7 +291,9 @@ def _history(snapshot: SnapshotReader, reader: StateReader, keys: pa.RecordBatch
     history = KeyHistory(snapshot.storage, reader, keys)
     columns = [name for name in reader.columns if name not in reader.layout.key.names]
     count, changes = 0, deque[dict[str, Any]](maxlen=_SHOWN_CHANGES)
-    for batch in history.batches(entries[::-1]):
+    # Each entry was read, and is looked through for the key now.
+    ask.progress.total = ask.progress.done + len(entries)
+    for batch in history.batches(ask.progress.over(entries[::-1])):
         count += batch.num_rows
         newest = batch.slice(max(0, batch.num_rows - _SHOWN_CHANGES))
         values = newest.select(columns)

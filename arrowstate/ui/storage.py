@@ -69,12 +69,16 @@ def collection(ask: Ask) -> dict[str, Any]:
     """Return what a collection would do that keeps some checkpoints; nothing is done."""
     count = ask.number("count", 1) or 1
     store = ask.place.store
+    ask.place.refresh()
+    if not ask.place.log.is_loading:
+        ask.progress.total = 2 * len(ask.place.log.lines())
     plan = plan_collection(
         store.storage,
         RetentionPolicy(count),
         now_ms=store.clock_ms(),
         grace_ms=DEFAULT_GRACE_MS,
         clock_ms=store.clock_ms,
+        advance=ask.progress.advance,
     )
     kinds = Counter(deletion.kind for deletion in plan.deletions)
     return {
@@ -128,7 +132,7 @@ def amplification(ask: Ask) -> dict[str, Any]:
     chosen = lines[::-1][::step][::-1]
     ask.progress.total = len(chosen)
     found = []
-    for line in chosen:
+    for line in ask.progress.over(chosen):
 
         def use(checkpoint_id: int | None = line.checkpoint_id) -> StorageUse:
             entry = place.snapshot(str(checkpoint_id)).entry
@@ -137,7 +141,6 @@ def amplification(ask: Ask) -> dict[str, Any]:
 
         with suppress(*DAMAGES, CheckpointNotFoundError):
             found.append((line, place.uses.get((line.number, line.checkpoint_id, line.committed_at_ms), use)))
-        ask.progress.advance()
     return {
         "checkpoint_id": [line.checkpoint_id for line, _ in found],
         "committed_at_ms": [line.committed_at_ms for line, _ in found],

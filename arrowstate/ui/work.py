@@ -11,16 +11,21 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from arrowstate.errors import InvalidInputError
 
+_Item = TypeVar("_Item")
 _THREADS = 6
 _QUERIES = 3
 _CALLS = 8
 _CALLS_WAITING = 1_000
+_LATE = 8
+_LATE_SECONDS = 10
+"""How many answers that came late are kept for whoever asks again, and how long."""
 _LOOK_SECONDS = 0.1
 """How often it is looked whether there is room for a query, and whether somebody still waits for it."""
 
@@ -48,6 +53,12 @@ class Progress:
         """Say that more is done."""
         self.done += by
 
+    def over(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """Yield items, and say that one more is done as the next is asked for."""
+        for item in items:
+            yield item
+            self.advance()
+
 
 class Stop:
     """Stops a query; the first reason counts."""
@@ -67,34 +78,61 @@ class Stop:
         return self._asked.wait(seconds)
 
 
+@dataclass(slots=True)
+class _Reading:
+    """Something that is being read, or that came after whoever asked had gone on."""
+
+    answer: Future[Any]
+    progress: Progress
+    is_late: bool = False
+    ended_at: float = field(default=0.0)
+    "By the monotonic clock; 0 while it runs."
+
+
 class Work:
     """What is being read of a store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[Hashable, tuple[Future[Any], Progress]] = {}
+        self._running: dict[Hashable, _Reading] = {}
+        self._late: dict[Hashable, _Reading] = {}
 
     async def get(self, key: Hashable, read: Callable[[Progress], Any], *, seconds: float) -> Any:
-        """Return what a function returns, of which one runs for a key at a time."""
+        """Return what a function returns, of which one runs for a key at a time.
+
+        An answer that comes after `TooSlowError` was raised is for whoever asks for the same next.
+        """
         with self._lock:
-            known = self._running.get(key)
-            if known is None:
+            reading = self._taken_late(key) or self._running.get(key)
+            if reading is None:
                 if len(self._running) >= _THREADS:
                     raise BusyError
                 progress = Progress()
-                future = in_thread(lambda: read(progress), lambda: self._end(key))
-                known = self._running[key] = (future, progress)
-        future, progress = known
+                answer = in_thread(lambda: read(progress), lambda: self._end(key))
+                reading = self._running[key] = _Reading(answer, progress)
         try:
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), seconds)
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(reading.answer)), seconds)
         except TimeoutError:
-            if future.done():
-                raise
-            raise TooSlowError(progress) from None
+            with self._lock:
+                reading.is_late = not reading.ended_at
+            if not reading.is_late:
+                # It came in this moment, or its own error is one of time.
+                return await asyncio.wrap_future(reading.answer)
+            raise TooSlowError(reading.progress) from None
+
+    def _taken_late(self, key: Hashable) -> _Reading | None:
+        oldest = time.monotonic() - _LATE_SECONDS
+        self._late = {other: late for other, late in self._late.items() if late.ended_at >= oldest}
+        return self._late.pop(key, None)
 
     def _end(self, key: Hashable) -> None:
         with self._lock:
-            self._running.pop(key, None)
+            reading = self._running.pop(key)
+            reading.ended_at = time.monotonic()
+            if reading.is_late:
+                while len(self._late) >= _LATE:
+                    del self._late[next(iter(self._late))]
+                self._late[key] = reading
 
 
 class Calls:

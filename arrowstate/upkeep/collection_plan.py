@@ -52,13 +52,18 @@ def plan_collection(
     up_to: int | None = None,
     without: frozenset[Boundary] = frozenset(),
     clock_ms: Callable[[], int] | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> CollectionPlan:
-    """Find out what a collection would delete. Nothing is written."""
+    """Find out what a collection would delete. Nothing is written.
+
+    `advance` is called after each entry that is read. The entries of a long log are read twice: to choose which are
+    kept, and for the files that they refer to.
+    """
     grace_ms = _grace(grace_ms)
     open_store_document(storage)
     portions = portions or DEFAULT_PORTIONS
     holds_all = _droppable(storage, policy, now_ms, up_to) <= portions.entries
-    look = _Look(storage, policy, now_ms, grace_ms, portions, up_to, without, clock_ms or (lambda: now_ms))
+    look = _Look(storage, policy, now_ms, grace_ms, portions, up_to, without, clock_ms or (lambda: now_ms), advance)
     plan = settled_look(lambda: look.plan(holds_all=holds_all))
     if plan is None:
         # Less goes than was to be expected.
@@ -133,6 +138,7 @@ class _Look(Struct, frozen=True):
     up_to: int | None
     without: frozenset[Boundary]
     clock_ms: Callable[[], int]
+    advance: Callable[[], None]
 
     def plan(self, *, holds_all: bool) -> CollectionPlan | None:
         """Plan a collection; CorruptDataError where another one came in between, too.
@@ -144,7 +150,7 @@ class _Look(Struct, frozen=True):
         unfinished = storage.list_unfinished()
         files = StoredFiles.of(storage, holds_own=holds_all)
         listed_at_ms = max(self.now_ms, self.clock_ms())
-        roots = read_roots(storage, now_ms=self.now_ms, floor=highest_boundary(files.statements))
+        roots = read_roots(storage, now_ms=self.now_ms, floor=highest_boundary(files.statements), advance=self.advance)
         # After the log: whoever may be deleting files of an entry in it has said so before the entry was made.
         read = read_boundaries(storage, without=self.without)
         seen = _first_seen(read.values(), self.now_ms)

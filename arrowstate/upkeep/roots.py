@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 
 from msgspec import Struct
@@ -45,6 +45,8 @@ class Roots(Struct, frozen=True):
     "Leases that hold nothing any more."
     known: dict[int, CommittedEntry]
     "Entries that are kept in memory: all of a short log."
+    advance: Callable[[], None] = lambda: None
+    "Called after each entry that is read."
 
     @property
     def newest(self) -> int:
@@ -69,13 +71,21 @@ class Roots(Struct, frozen=True):
             yield from (self.known[number] for number in numbers if number in self.known)
             return
         for number, entry in self.log.many(numbers):
+            self.advance()
             if entry is not None:
                 yield entry
             elif number >= self.floor:
                 raise CorruptDataError(path_of(number), "the log entry is listed and missing")
 
 
-def read_roots(storage: Storage, *, now_ms: int, floor: int, below: Collection[int] | None = None) -> Roots:
+def read_roots(
+    storage: Storage,
+    *,
+    now_ms: int,
+    floor: int,
+    below: Collection[int] | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> Roots:
     """Read what may keep a file, and refuse pins that hold nothing, and a log that lacks its beginning or its end."""
     # The hint and the pins before the log: the entry that one names is there before it.
     hinted = hinted_number(storage)
@@ -107,7 +117,7 @@ def read_roots(storage: Storage, *, now_ms: int, floor: int, below: Collection[i
         raise CorruptDataError(path_of(floor), "the log begins with this entry, and it is missing")
     if len(of_log) > 1:
         raise CorruptDataError(path_of(of_log[1].start - 1), _BROKEN)
-    roots = Roots(log, numbers, floor, held, [pin for pin in pins if not pin.holds(now_ms)], {})
+    roots = Roots(log, numbers, floor, held, [pin for pin in pins if not pin.holds(now_ms)], {}, advance)
     if sum(map(len, numbers)) <= _HELD_ENTRIES:
         found = {entry.document.number: entry for entry in roots.entries(chain.from_iterable(numbers))}
         roots.known.update(found)

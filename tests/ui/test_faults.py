@@ -1,5 +1,6 @@
 """A page over what is damaged, gone or slow says so, and the rest of it stands."""
 
+import re
 import shutil
 import threading
 import time
@@ -35,13 +36,16 @@ class Slow:
         self._storage = storage
         self.may_go_on = threading.Event()
         self.may_go_on.set()
+        self.answers_left = 0
+        "How many answers it gives all the same."
 
     def __getattr__(self, name):
         found = getattr(self._storage, name)
         if name in ("read", "list"):
 
             def waiting(*arguments, **options):
-                assert self.may_go_on.wait(30)
+                self.answers_left -= 1
+                assert self.answers_left >= 0 or self.may_go_on.wait(30)
                 return found(*arguments, **options)
 
             return waiting
@@ -196,11 +200,40 @@ def test_a_slow_store_has_its_time_and_what_was_asked_for_comes_later(clicks):
         slow.may_go_on.set()
 
     assert (page.status_code, part.status_code) == (504, 200)
-    assert 'hx-trigger="load delay:1s"' in part.text
+    assert 'hx-trigger="load delay:300ms"' in part.text
     assert other.status_code in (200, 504)
     until = time.monotonic() + 20
     while visit.get("/0/checkpoint").status_code != 200:
         assert time.monotonic() < until
+
+
+def test_a_part_says_how_far_it_is_and_its_answer_waits_for_who_asks_again(clicks):
+    plan = "/0/collection?count=1"
+    slow = Slow(clicks.storage)
+    visit = Visit(arrowstate.StateStore(slow, clicks.store_id), limits=Limits(part_seconds=0.05))
+    in_place = {"hx-request": "true"}
+    visit.get(plan)
+    slow.may_go_on.clear()
+    slow.answers_left = 12
+    try:
+        told = visit.get(plan, headers=in_place).text
+    finally:
+        slow.may_go_on.set()
+    work = visit.site.places[0].work
+    until = time.monotonic() + 20
+    while work._running:
+        assert time.monotonic() < until
+    slow.may_go_on.clear()
+    try:
+        found = visit.get(plan, headers=in_place).text
+        again = visit.get(plan, headers=in_place).text
+    finally:
+        slow.may_go_on.set()
+
+    told_far = re.search(r"\((\d+) of (\d+) done\)\. What was asked for is still being read", told)
+    assert 0 < int(told_far[1]) < int(told_far[2])
+    assert "still being read" not in found
+    assert "still being read" in again
 
 
 def test_requests_that_wait_for_one_store_take_nothing_of_another(clicks):

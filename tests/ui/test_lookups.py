@@ -318,4 +318,7 @@ def test_a_page_that_was_closed_holds_nothing_and_asks_for_nothing(shop):
         held = shop[0].storage.list("leases/")
 
     assert (len(held), shop[0].storage.list("leases/")) == (1, [])
-    assert [item.name for item in set(threading.enumerate()) - before if item.name != "arrowstate-ui-call"] == []
+    for thread in set(threading.enumerate()) - before:
+        # One that answered may be about to end.
+        thread.join(10)
+    assert set(threading.enumerate()) <= before

@@ -126,7 +126,8 @@ class Server:
 
     def get(self, path: str, body: bytes | None = None) -> None:
         """Ask for a page."""
-        self._opener.open(urllib.request.Request(self._address + path, body), timeout=60).read()
+        request = urllib.request.Request(self._address + path, body, {"HX-Request": "true"})
+        self._opener.open(request, timeout=60).read()
 
     def wait_for_log(self) -> None:
         """Return when the page knows all entries of the first log."""
@@ -146,6 +147,7 @@ def _ask(report: Report, server: Server, store: int, paths: list[str], rounds: i
         page, _, query = path.partition("?")
         # As JSON a page that is not there in time says so by its status.
         address = f"/{store}/{page}.json?{query}" if page not in ("series", "amplification") else f"/{store}/{path}"
+        # A part is asked for as by the page that it stands in: what takes long says how far it is.
         html = f"/{store}/{path}"
 
         def act(address: str = address) -> None:
@@ -179,7 +181,8 @@ def _measure(report: Report, name: str, act: Callable[[], None], rounds: int, mo
         seconds.append(time.perf_counter() - started)
     report.figure(name, max(seconds) * 1000, "ms")
     if most is not None:
-        report.require_time(name, max(seconds), at_most=most)
+        # For a reader this is not relative to a machine, and a part that says how far it is has waited by the clock.
+        report.require(name, max(seconds), at_most=most, unit="s")
 
 
 def _make_many(folder: Path, checkpoints: int) -> None:
