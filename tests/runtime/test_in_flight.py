@@ -1,6 +1,13 @@
 """Rows in flight: what barriers overtake is state of the operator that it was on its way to."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
+from itertools import pairwise
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,6 +19,7 @@ from arrowstate.runtime import CoBatchFunction, Job, OutputTable, Restart, Table
 from arrowstate.testing.jobs import simulate
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
 from long_form import short_or_long
+from stores import until
 
 ROWS = 1_200
 KEYS = 40
@@ -30,9 +38,9 @@ def table(rows: int = ROWS) -> pa.Table:
     )
 
 
-def totals() -> dict[str, int]:
+def totals(rows: int = ROWS) -> dict[str, int]:
     sums: Counter[str] = Counter()
-    for row in table().to_pylist():
+    for row in table(rows).to_pylist():
         sums[row["user"]] += row["n"]
     return dict(sums)
 
@@ -77,7 +85,7 @@ def options(**others) -> arrowstate.CheckpointOptions:
     return arrowstate.CheckpointOptions(**{"interval_ms": None, "unaligned": True, **others})
 
 
-def job_of(store, *, parallelism=2, max_parallelism=128, function=None, **others) -> Job:
+def job_of(store, *, parallelism=2, max_parallelism=128, function=None, source=None, **others) -> Job:
     job = Job(
         store,
         parallelism=parallelism,
@@ -86,7 +94,8 @@ def job_of(store, *, parallelism=2, max_parallelism=128, function=None, **others
         restart=Restart.none(),
         **others,
     )
-    numbers = job.source(jobs.SlowTable(table()), uid="numbers", watermarks=Watermarks("at", out_of_order_ms=0))
+    source = source or jobs.SlowTable(table())
+    numbers = job.source(source, uid="numbers", watermarks=Watermarks("at", out_of_order_ms=0))
     sums = numbers.stateful(function or InOrder(), key=["user"], uid="totals", output_schema=OUT)
     sums.sink(OutputTable("changes"))
     return job
@@ -105,10 +114,10 @@ def left_in_flight(job: Job, seed: int = 3):
     raise AssertionError("no checkpoint has rows in flight")
 
 
-def check_end(job: Job, seed: int = 5):
+def check_end(job: Job, seed: int = 5, rows: int = ROWS):
     snapshot = job.run(mode="inline", seed=seed)
     found = {row["user"]: row["total"] for row in snapshot.to_arrow("totals.total").to_pylist()}
-    assert found == totals()
+    assert found == totals(rows)
     assert snapshot.operator_state("changes", "rows").num_rows > 0
     return snapshot
 
@@ -385,3 +394,54 @@ def test_slots_in_processes_take_unaligned_checkpoints(tmp_path):
     snapshot = job.run()
 
     assert {row["user"]: row["total"] for row in snapshot.to_arrow("totals.total").to_pylist()} == totals()
+
+
+class Slow(InOrder):
+    """Sums, two milliseconds a row, so that rows always wait before it."""
+
+    def process_batch(self, batch, context):
+        time.sleep(0.002 * batch.num_rows)
+        return super().process_batch(batch, context)
+
+
+MANY = TableSource(table(20_000))
+KILLED = """
+import sys
+from test_in_flight import MANY, Slow, job_of, options
+job_of(sys.argv[1], function=Slow(), options=options(interval_ms=200), source=MANY).run()
+"""
+
+
+def processed_and_in_flight(snapshot) -> tuple[int, int]:
+    read = snapshot.operator_state("numbers", "splits").to_pylist()
+    position = next((row["splits"]["position"] for row in read if row["splits"]["position"]), 0)
+    in_flight = snapshot.to_arrow("totals.inflight").num_rows
+    return position - in_flight, in_flight
+
+
+@pytest.mark.turns(4)
+def test_a_job_that_is_killed_each_time_it_recovers_rows_in_flight_gets_on(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    found, newest = [], 0
+
+    def has_come() -> bool:
+        """Whether there is a checkpoint of this attempt; of the first one a checkpoint with rows in flight."""
+        last = next(iter(store.checkpoints()[-1:]), None)
+        return last is not None and last.checkpoint_id > newest and (newest > 0 or processed_and_in_flight(last)[1] > 0)
+
+    for _ in range(short_or_long(6, 21)):
+        with subprocess.Popen([sys.executable, "-c", KILLED, store.url], env=environment) as child:
+            try:
+                until(has_come)
+            finally:
+                child.send_signal(signal.SIGKILL)
+        newest = store.latest().checkpoint_id
+        found.append(processed_and_in_flight(store.latest()))
+
+    processed = [rows for rows, _ in found]
+    assert processed == sorted(processed), found
+    assert processed[-1] > processed[0], found
+    # At the first checkpoint after a start a part of what was in flight then was still in flight.
+    assert any(later[0] - earlier[0] < earlier[1] for earlier, later in pairwise(found)), found
+    check_end(job_of(store.url, source=MANY), rows=20_000)

@@ -322,6 +322,18 @@ def fixed_windows(places: Ints, size: int, slide: int, offset: int) -> tuple[Int
     return rows, starts, ends
 
 
+def slices(places: Ints, size: int, slide: int, offset: int) -> Ints:
+    """Return for each timestamp where its slice begins: timestamps of a slice are in the same windows.
+
+    Slices end where a window begins or ends (Traub et al., "Scotty", 2018, section 4).
+    """
+    past = places % slide - offset % slide
+    past += (past < 0) * np.int64(slide)
+    last = size % slide
+    past -= np.where(past >= last, last, 0)
+    return np.where(places >= _LOWEST + past, places - past, _LOWEST)
+
+
 def session_ends(timestamps: Ints, gap: int) -> Ints:
     """Return where the session of an element alone ends."""
     return np.minimum(timestamps, _HIGHEST - gap) + gap

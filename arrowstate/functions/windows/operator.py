@@ -20,8 +20,10 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.functions.windows.assigners import (
     CountWindows,
     SessionWindows,
+    SlidingWindows,
     WindowAssigner,
     clock_of,
+    slices,
 )
 from arrowstate.functions.windows.assigning import WINDOW, Batch, WindowOutput, Windows, assign, assign_sessions
 from arrowstate.functions.windows.triggers import HIGHEST, LOWEST, Progress, Trigger, check_triggers
@@ -41,11 +43,16 @@ from arrowstate.state.kinds.list import ListState
 from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.table.columns import canonical_floats, take
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.pair_kernels import sort_by_pair
 from arrowstate.table.table import gather
 from arrowstate.table.time_column import Rows, TimeColumn
+from arrowstate_formats.key_hash import hash_columns
 
 Ints = npt.NDArray[np.int64]
+
+_FEWEST_FOLDED = 64
+"""Of fewer rows each is added by itself."""
 
 
 class WindowOperator:
@@ -187,24 +194,29 @@ class WindowOperator:
     def _process(self, batch: Batch) -> WindowOutput:
         watermark = self._time
         removed = self._removed_end(watermark)
+        folded, members = batch, None
         if isinstance(self._windows, SessionWindows):
             known = self._backend.group_keys(self._key_rows(batch.keys))
             have = namespaces_of(self._contents, known)
             assigned = assign_sessions(self._windows.gap_ms, batch, known, *have, removed)
         else:
-            assigned = assign(self._windows, batch)
+            folded, members = self._folded(batch)
+            assigned = assign(self._windows, folded)
         windows, rows = assigned.windows, assigned.rows
         late = np.empty(0, dtype=np.int64)
-        if self._clock is not None and (len(windows) < len(batch.values) or (windows.ends <= removed).any()):
+        if self._clock is not None and (len(windows) < len(folded.values) or (windows.ends <= removed).any()):
             pairs = np.flatnonzero(windows.ends > removed)
             rows, windows = assigned.row_of(pairs), windows.only(pairs)
-            late = self._late(batch, rows, watermark)
+            late = self._late(batch, rows, members, watermark)
         due = np.flatnonzero(windows.ends <= self._due_end(batch, rows, watermark))
         sources, targets = assigned.sources, assigned.targets
         if sources is not None and targets is not None:
             self._merge(sources, targets)
-        given = batch.values if rows is None else take(batch.values, rows)
-        self._contents.add_batch(self._key_rows(windows.keys), given, namespace=windows.namespace)
+        given = folded.values if rows is None else take(folded.values, rows)
+        if members is not None and isinstance(self._contents, ReducingState):
+            self._contents.add_partials_batch(self._key_rows(windows.keys), given, namespace=windows.namespace)
+        else:
+            self._contents.add_batch(self._key_rows(windows.keys), given, namespace=windows.namespace)
         if self._seen is not None:
             self._seen.add_batch(self._key_rows(batch.keys), batch.values)
         if self._fired is not None and not self._fired.none_after(LOWEST if watermark is None else watermark):
@@ -342,12 +354,35 @@ class WindowOperator:
         positions[batch.order] = np.repeat(before - batch.starts[:-1], counts) + np.arange(batch.row_count)
         return Batch(keys, values, positions, (before + counts)[batch.groups()])
 
-    def _late(self, batch: Batch, accepted: Ints, watermark: int | None) -> Ints:
+    def _folded(self, batch: Batch) -> tuple[Batch, Ints | None]:
+        """Fold the rows of a key that go into the same windows into one; return which of these each row is part of.
+
+        So what windows that overlap have in common is folded once. The batch stays as it is where its rows must be
+        added one by one, or few have a key and their windows in common.
+        """
+        windows, contents = self._windows, self._contents
+        if not isinstance(windows, SlidingWindows) or not isinstance(contents, ReducingState):
+            return batch, None
+        if self._counts is not None or len(batch.values) < _FEWEST_FOLDED or windows.size_ms < 2 * windows.slide_ms:
+            return batch, None
+        begin = slices(batch.places, windows.size_ms, windows.slide_ms, windows.offset_ms)
+        rows = KeyBatch.of(hash_columns(batch.keys), batch.keys, seconds=begin)
+        if 2 * len(rows) > rows.row_count:
+            return batch, None
+        values = contents.partials_of(batch.values, rows)
+        if values is None:
+            return batch, None
+        first = rows.order[rows.starts[:-1]]
+        return Batch(list(rows.columns), values, batch.places[first]), rows.groups()
+
+    def _late(self, batch: Batch, accepted: Ints, members: Ints | None, watermark: int | None) -> Ints:
         """Return the rows that are in no window any more and late themselves; others lie in the gaps of windows."""
         if watermark is None:
             return np.empty(0, dtype=np.int64)
         dropped = np.ones(len(batch.values), dtype=np.bool_)
         dropped[accepted] = False
+        if members is not None:
+            dropped = dropped[members]
         limit = watermark if watermark == HIGHEST else max(watermark - self._lateness, LOWEST)
         return np.flatnonzero(dropped & (batch.places <= limit))
 

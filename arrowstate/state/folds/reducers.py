@@ -39,6 +39,7 @@ _CODES = {
     "first": _FIRST,
     "last": _LAST,
 }
+_IN_PARTS = frozenset(["min", "max", "all", "any", "bit_and", "bit_or"])
 
 
 def _add(
@@ -197,6 +198,20 @@ def reduce_column(
     if group >= 0:
         raise ValueOverflowError(where, reduce, str(kind))
     return _from_numbers(result, filled, kind)
+
+
+def may_fold_in_parts(reduce: str, values: pa.Array) -> bool:
+    """Return whether values may be folded in parts, and these in any order, with the result and the errors of one fold.
+
+    Floats are not: a sum is rounded at each step, and zeros of both signs are equal.
+    """
+    if reduce == "count":
+        return True
+    if reduce == "sum" and pa.types.is_integer(values.type):
+        # Sums of both signs may leave the type on the way and come back.
+        bounds = pc.min_max(values).as_py()
+        return bounds["min"] is None or bounds["min"] >= 0 or bounds["max"] <= 0
+    return reduce in _IN_PARTS and not pa.types.is_floating(values.type) and not pa.types.is_nested(values.type)
 
 
 def reduce_by_callable(

@@ -16,11 +16,12 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.keys import value_array
 from arrowstate.schema.types import as_arrow
-from arrowstate.state.folds.reducers import reduce_by_callable, reduce_column, reduce_scalar
+from arrowstate.state.folds.reducers import may_fold_in_parts, reduce_by_callable, reduce_column, reduce_scalar
 from arrowstate.state.folds.retraction import amounts, check_retractable, row_flags, without_empty
 from arrowstate.state.kinds.merging import MergePlan, MergingState
 from arrowstate.state.kinds.one_row import LOWEST, OneRowState, after_last_null
 from arrowstate.state.transaction import atomic
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.table import Found
 
 Ints = npt.NDArray[np.int64]
@@ -42,6 +43,8 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
     >>> clicks.get()
     3
     """
+
+    _plumbing = frozenset({"add_partials_batch", "partials_of"})
 
     @atomic
     def add_batch(
@@ -101,7 +104,7 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         else:
             order, starts, cleared = batch.order, batch.starts, None
         # What a count is given with retractions are amounts, as it is in a plan.
-        values, anew = self._reduce(found, given, order, starts, cleared, merging=retracted is not None)
+        values, anew = self._reduce(self._read(found), given, order, starts, cleared, merging=retracted is not None)
         if retracted is not None:
             values = without_empty(self.descriptor, values)
         if updated:
@@ -109,13 +112,42 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
             updated = self._latest(_without(left, anew), self._youngest(updated, order, starts, anew))
         self._replace(found, batch, values, updated)
 
+    def partials_of(self, values: Any, batch: KeyBatch) -> pa.Array | None:
+        """Return what the values of each group of rows fold into, for `add_partials_batch`.
+
+        Returns None where adding that may differ from adding each value: where the order of values counts, and where
+        a sum leaves its type on the way.
+        """
+        given, descriptor = self._given(values, batch.row_count), self.descriptor
+        if isinstance(descriptor.reduce, str):
+            folds = [(descriptor.reduce, given)]
+        elif isinstance(descriptor.reduce, Mapping):
+            names = [field.name for field in descriptor.type]
+            folds = [(descriptor.reduce[name], column) for name, column in zip(names, given.flatten(), strict=True)]
+        else:
+            return None
+        if not all(may_fold_in_parts(reduce, column) for reduce, column in folds):
+            return None
+        old = pa.nulls(len(batch), descriptor.type)
+        return self._reduce(old, given, batch.order, batch.starts, None)[0]
+
+    @atomic
+    def add_partials_batch(self, keys: Any, partials: pa.Array, *, namespace: Any) -> None:
+        """Add what `partials_of` returned for rows of these keys."""
+        self._flush()
+        batch = self._keys(keys, namespace)
+        self._expiry.settle()
+        found = self._expiry.find(batch)
+        values, _ = self._reduce(self._read(found), partials, batch.order, batch.starts, None, merging=True)
+        self._replace(found, batch, values, [])
+
     def _merge(self, plan: MergePlan) -> None:
         away, old = self._table.find(plan.sources), self._table.find(plan.targets)
         fresh, into = self._expiry.unexpired(away), self._expiry.unexpired(old)
         order = np.lexsort((plan.first_rows, plan.target_of))
         starts = np.searchsorted(plan.target_of[order], np.arange(len(plan.targets) + 1))
         try:
-            values, anew = self._reduce(into, self._read(fresh), order, starts, None, merging=True)
+            values, anew = self._reduce(self._read(into), self._read(fresh), order, starts, None, merging=True)
         except ProcessElementError as error:
             # What was folded were the sources, and the caller knows them by the row where each came first.
             raise ProcessElementError(int(plan.first_rows[error.row]), error.detail) from error.__cause__
@@ -161,7 +193,7 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
 
     def _reduce(
         self,
-        found: Found,
+        old: pa.Array,
         given: pa.Array,
         order: Ints,
         starts: Ints,
@@ -169,12 +201,11 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         *,
         merging: bool = False,
     ) -> tuple[pa.Array, dict[int, int]]:
-        """Fold values, or where `merging` results of the same reducers, into what was found.
+        """Fold values, or where `merging` results of the same reducers, into the old values.
 
         The second result says from where on groups started anew, as `reduce_by_callable` does.
         """
         descriptor = self.descriptor
-        old = self._read(found)
         if cleared is not None:
             keep = np.arange(len(old), dtype=np.int64)
             old = old.take(pa.array(keep, mask=np.isin(keep, cleared)))

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.functions.windows.assigners import fixed_windows, merged_sessions, session_ends
+from arrowstate.functions.windows.assigners import fixed_windows, merged_sessions, session_ends, slices
 from arrowstate.windows import (
     CountWindows,
     EventTimeSessionWindows,
@@ -51,6 +51,24 @@ def test_sliding_windows_are_all_that_hold_the_element_the_latest_first(time, sl
     assert rows == [0] * len(starts)
     assert found_starts == [saturated(start) for start in starts]
     assert found_ends == [saturated(start + size) for start in starts]
+
+
+@given(st.integers(1, 30), st.integers(1, 9), st.integers(-8, 8), st.lists(st.integers(-60, 60), min_size=2))
+def test_timestamps_are_of_one_slice_where_they_are_in_the_same_windows(size, slide, offset, times):
+    times += [LOWEST, LOWEST + 1, LOWEST + slide, HIGHEST - 1, HIGHEST]
+    rows, starts, ends = fixed_windows(np.array(times), size, slide, offset)
+    windows = {number: [] for number in range(len(times))}
+    for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        windows[row].append((start, end))
+
+    found = slices(np.array(times), size, slide, offset).tolist()
+
+    for one, first in enumerate(found):
+        for other, second in enumerate(found):
+            assert first != second or windows[one] == windows[other]
+            if min(times[one], times[other]) >= -60 and max(times[one], times[other]) <= 60:
+                same_gap = windows[one] == windows[other] == []
+                assert (first == second) == (windows[one] == windows[other]) or same_gap
 
 
 def test_an_element_in_a_gap_between_windows_is_in_none():

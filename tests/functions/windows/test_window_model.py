@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import arrowstate
+from arrowstate.functions.windows import operator
 from arrowstate.state.kinds.list import ListState
+from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.table.merging import MergePolicy
 from arrowstate.windows import (
     CountWindows,
@@ -207,6 +209,67 @@ def test_how_rows_are_cut_into_batches_makes_no_difference_to_windows_that_wait(
     assert sorted(fired_by_parts) == fired
     assert results[:2] == results[2:]
     assert not isinstance(windows, EventTimeSessionWindows) or whole.state_rows == {}
+
+
+FOLDS = {"sum": sum, "count": len, "min": min, "max": max, "first": lambda values: values[0]}
+MANY_OF_FEW = st.lists(st.tuples(st.sampled_from(KEYS[:2]), st.integers(-2, 9), st.integers(-9, 9)), max_size=40)
+
+
+@pytest.fixture(scope="module")
+def fold_few():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operator, "_FEWEST_FOLDED", 2)
+        yield
+
+
+@pytest.mark.usefixtures("fold_few")
+@pytest.mark.parametrize("reduce", FOLDS)
+@settings(max_examples=short_or_long(60, 3000), suppress_health_check=[HealthCheck.too_slow])
+@given(
+    windows=st.builds(SlidingEventTimeWindows, st.integers(2, 17), st.sampled_from([1, 4]), st.just(0)),
+    lateness=LATENESS,
+    steps=st.lists(
+        st.one_of(
+            MANY_OF_FEW.map(lambda rows: ("rows", [(key, time, abs(value)) for key, time, value in rows])),
+            MANY_OF_FEW.map(lambda rows: ("rows", rows)),
+            st.integers(-3, 20).map(lambda time: ("watermark", time)),
+        ),
+        max_size=8,
+    ),
+)
+def test_rows_that_were_folded_before_they_went_into_windows_are_all_in_them(
+    make_job, reduce, windows, lateness, steps
+):
+    descriptor = arrowstate.ReducingStateDescriptor("v", pa.int64(), reduce=reduce)
+    job = make_job(windows, descriptor, backend={}, allowed_lateness_ms=lateness)
+    model = Model(windows, FOLDS[reduce], allowed_lateness_ms=lateness)
+
+    run(job, model, steps, job.timed)
+
+
+@pytest.mark.usefixtures("fold_few")
+def test_rows_of_structs_are_folded_field_by_field_and_only_where_the_result_is_the_same(monkeypatch):
+    taken = []
+    add = ReducingState.add_partials_batch
+    monkeypatch.setattr(
+        ReducingState, "add_partials_batch", lambda *given, **named: taken.append(given) or add(*given, **named)
+    )
+    fields = {"n": "count", "total": "sum", "highest": "max"}
+    kind = pa.struct([(name, pa.int64()) for name in fields])
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.string())]), max_parallelism=8)
+    descriptor = arrowstate.ReducingStateDescriptor("v", kind, reduce=fields)
+    windows = arrowstate.windows.WindowOperator(backend, SlidingEventTimeWindows(10, 5), descriptor)
+    for values in ([3, 1, 2], [HIGHEST - 9, -4, 4]):
+        rows = pa.array([{"n": 1, "total": value, "highest": value} for value in values], kind)
+        windows.process(["a"] * 3, [6, 7, 8], rows)
+
+    fired = windows.advance_watermark(100).to_pylist()
+
+    assert len(taken) == 1, "the second batch has sums of both signs"
+    assert [row["v"] for row in fired] == [{"n": 6, "total": HIGHEST - 3, "highest": HIGHEST - 9}] * 2
+    with pytest.raises(arrowstate.errors.ValueOverflowError):
+        windows.process(["b"] * 3, [106, 107, 108], pa.array([{"n": 1, "total": 1 << 62, "highest": 1}] * 3, kind))
+    assert windows.advance_watermark(200).num_rows == 0
 
 
 def test_a_job_on_a_disk_goes_on_where_it_was(make_job, tmp_path):
