@@ -133,6 +133,48 @@ def test_a_slot_that_keeps_the_interpreters_lock_ends_with_the_process_that_star
     until(lambda: not any(map(_is_there, workers)), "the slot went on without its job")
 
 
+ENDLESS = """
+import sys
+import pyarrow as pa
+from arrowstate.runtime import GeneratorSource, Job
+from test_processes import Adds, numbers
+job = Job(sys.argv[1], lease_ms=1_000)
+endless = GeneratorSource(numbers, pa.schema({"k": pa.int64(), "n": pa.int64()}))
+job.source(endless, uid="rows").stateful(Adds(), key=["k"], uid="added")
+job.run()
+"""
+
+
+def processor_ticks(pid: int) -> int:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return int(user) + int(system)
+
+
+def test_slots_whose_job_was_stopped_rest_until_it_goes_on(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen([sys.executable, "-c", ENDLESS, store.url], env=environment) as child:
+        try:
+            until(store.checkpoints)
+            slot = min(kill_rounds.workers_of(child.pid))
+            child.send_signal(signal.SIGSTOP)
+            stopped = time.monotonic()
+
+            def rests() -> bool:
+                before = processor_ticks(slot)
+                time.sleep(1)
+                return processor_ticks(slot) - before < 0.1 * os.sysconf("SC_CLK_TCK")
+
+            until(rests, "the slot went on")
+            # Without a look at the lease it goes on for half a minute, until the job takes no more of what it says.
+            assert time.monotonic() - stopped < 15
+            newest = store.latest().checkpoint_id
+            child.send_signal(signal.SIGCONT)
+            until(lambda: store.latest().checkpoint_id > newest, "the job did not go on")
+        finally:
+            child.kill()
+
+
 @dataclass
 class WorkerOfTest:
     """A process of a slot, with the test in the place of the job."""
@@ -171,6 +213,7 @@ def worker(tmp_path) -> Iterator[WorkerOfTest]:
                 "storage_options": None,
                 "setting": Setting(store.store_id, 2, 128),
                 "slot": 0,
+                "lease_ms": 10_000,
             }
         )
         yield made

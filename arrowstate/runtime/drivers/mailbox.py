@@ -16,11 +16,13 @@ from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.elements import Element
 from arrowstate.runtime.core.messages import FromSlot
 from arrowstate.runtime.core.slot import Slot
-from arrowstate.runtime.drivers.notes import BUSY_SINCE, TASK, Notes, monotonic_ms
+from arrowstate.runtime.drivers.notes import BUSY_SINCE, JOB_BEAT, TASK, Notes, monotonic_ms
 from arrowstate.runtime.graph import Graph
 from arrowstate.storage.base import Storage
 
 T = TypeVar("T")
+_ALONE_S = 0.1
+"""How often a slot looks whether the job's process is there again."""
 _logger = logging.getLogger("arrowstate.runtime")
 
 
@@ -49,15 +51,17 @@ class Mailbox:
         links: Links,
         notes: memoryview[int] | None = None,
         ended_by: Callable[[BaseException], None] | None = None,
+        lease_ms: int = 0,
     ) -> None:
         self._links = links
         self._ended_by = ended_by
+        self._lease_ms = lease_ms
         self._mail: queue.SimpleQueue[Callable[[Slot], None]] = queue.SimpleQueue()
         self._writer = ThreadPoolExecutor(2, f"arrowstate-snapshot-{number}")
         self._number = number
         self._closed = False
         self.slot = Slot(graph, number, setting, storage, self)
-        self.notes: Notes = [0, 0, 0]
+        self.notes: Notes = [0, 0, 0, 0]
         if notes is not None:
             self.notes, self.slot.steps_in = notes, notes[TASK : TASK + 1]
         self.thread = threading.Thread(target=self._run_in_thread, name=f"arrowstate-slot-{number}", daemon=True)
@@ -123,6 +127,9 @@ class Mailbox:
         try:
             while not self._closed:
                 self._take_mail(wait=False)
+                if self._is_left_alone():
+                    time.sleep(_ALONE_S)
+                    continue
                 self.notes[BUSY_SINCE] = monotonic_ms()
                 worked = self.slot.step()
                 self.notes[BUSY_SINCE] = 0
@@ -131,6 +138,14 @@ class Mailbox:
         finally:
             self.slot.close()
             self._writer.shutdown(wait=False, cancel_futures=True)
+
+    def _is_left_alone(self) -> bool:
+        """Whether the process of the job gave no sign of life for as long as its lease lasts, as one that was stopped.
+
+        Then another may run the job, and what this slot did would be void: it waits until it hears of its own.
+        """
+        said_ms = self.notes[JOB_BEAT]
+        return said_ms != 0 and monotonic_ms() - said_ms > self._lease_ms
 
     def finish(self) -> None:
         """Wait until what was being written when it was closed is there."""

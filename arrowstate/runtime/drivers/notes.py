@@ -18,8 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-BUSY_SINCE, TASK, BEAT = range(3)
-"""The numbers: when the step began that runs, 0 between two; its task, by its place; the last sign of life."""
+BUSY_SINCE, TASK, BEAT, JOB_BEAT = range(4)
+"""The numbers: when the step began that runs, 0 between two; its task, by its place; the last sign of life; and that of
+the job's process, which alone writes it."""
 
 BEAT_MS = 500
 """How often a slot gives a sign of life."""
@@ -73,6 +74,10 @@ class Page:
     def write_where_on_signal(self) -> None:
         """Have this process write the stack of the thread that gets the signal, which is the main one."""
         faulthandler.register(signal.SIGUSR2, file=self.file, all_threads=False, chain=False)
+
+    def say_job_is_there(self) -> None:
+        """Give a sign of life of the job's process."""
+        self.notes[JOB_BEAT] = monotonic_ms()
 
     @property
     def has_begun(self) -> bool:

@@ -31,7 +31,7 @@ _logger = logging.getLogger("arrowstate.runtime")
 
 _ENDED_S = 10
 _LOOK_MS = 250
-"""How often the notes of the slots are looked at."""
+"""How often the notes of the slots are looked at, and each gets a sign of life of this process."""
 
 _CALLS = 8
 """How much of the stack of a slot that hangs is told."""
@@ -90,6 +90,7 @@ class ProcessSlots:
             "store": str(job.store),
             "storage_options": job.storage_options,
             "setting": setting,
+            "lease_ms": max(job.lease_ms, 4 * _LOOK_MS),
             # Where this process decides what a SIGTERM means, it is not for those whom it starts, who may get one too.
             "ignores_terminate": signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None),
         }
@@ -268,6 +269,8 @@ class ProcessSlots:
             looked_ms = monotonic_ms()
             with self._lock:
                 processes = [item for item in self._processes.items() if not item[1].ended and item[1].hung is None]
+            for _, process in processes:
+                process.page.say_job_is_there()
             # What held this thread up may have held up the slots: they are looked at when all have had time again.
             for number, process in [] if held_up else processes:
                 try:

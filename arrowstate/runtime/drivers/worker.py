@@ -95,7 +95,7 @@ class Worker:
             notes = page.notes
         # A spare one is told later which it is.
         number = plan["slot"] if "slot" in plan else self._received()
-        self._mailbox = Mailbox(graph, number, plan["setting"], storage, self, notes)
+        self._mailbox = Mailbox(graph, number, plan["setting"], storage, self, notes, lease_ms=plan["lease_ms"])
 
     def _received(self) -> Any:
         """Return what is needed to begin."""
