@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.errors import ProcessElementError, ValueTypeError
+from arrowstate.errors import ProcessElementError, ValueOverflowError, ValueTypeError
 from arrowstate.schema.descriptors import (
     ReducingStateDescriptor,
     StoredCallable,
@@ -116,7 +116,7 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         """Return what the values of each group of rows fold into, for `add_partials_batch`.
 
         Returns None where adding that may differ from adding each value: where the order of values counts, and where
-        a sum leaves its type on the way.
+        a sum leaves its type, which together with what a key has, or without rows that come too late, it may not.
         """
         given, descriptor = self._given(values, batch.row_count), self.descriptor
         if isinstance(descriptor.reduce, str):
@@ -129,7 +129,10 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         if not all(may_fold_in_parts(reduce, column) for reduce, column in folds):
             return None
         old = pa.nulls(len(batch), descriptor.type)
-        return self._reduce(old, given, batch.order, batch.starts, None)[0]
+        try:
+            return self._reduce(old, given, batch.order, batch.starts, None)[0]
+        except ValueOverflowError:
+            return None
 
     @atomic
     def add_partials_batch(self, keys: Any, partials: pa.Array, *, namespace: Any) -> None:

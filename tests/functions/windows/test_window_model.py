@@ -272,6 +272,21 @@ def test_rows_of_structs_are_folded_field_by_field_and_only_where_the_result_is_
     assert windows.advance_watermark(200).num_rows == 0
 
 
+@pytest.mark.usefixtures("fold_few")
+def test_a_sum_of_a_batch_that_no_window_gets_by_itself_may_be_larger_than_its_type():
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.string())]), max_parallelism=8)
+    descriptor = arrowstate.ReducingStateDescriptor("v", pa.int8(), reduce="sum")
+    windows = arrowstate.windows.WindowOperator(backend, SlidingEventTimeWindows(10, 5), descriptor)
+    windows.process(["a"], [106], pa.array([-100], pa.int8()))
+    windows.process(["a"] * 2, [106] * 2, pa.array([100] * 2, pa.int8()))
+
+    fired = windows.advance_watermark(200)
+    late = windows.process(["a"] * 3, [106] * 3, pa.array([100] * 3, pa.int8())).late
+
+    assert fired["v"].to_pylist() == [100, 100]
+    assert late["v"].to_pylist() == [100, 100, 100]
+
+
 def test_a_job_on_a_disk_goes_on_where_it_was(make_job, tmp_path):
     windows, options = EventTimeSessionWindows(5), {"allowed_lateness_ms": 6}
     job = make_job(windows, LIST, url=str(tmp_path / "store"), **options)
