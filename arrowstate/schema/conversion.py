@@ -149,3 +149,24 @@ def with_entries(array: pa.Array, kind: pa.DataType, key: Converter, item: Conve
     return pa.Array.from_buffers(
         kind, len(array), array.buffers()[:2], array.null_count, array.offset, children=[changed]
     )
+
+
+def with_children(array: pa.Array, change: Callable[[pa.Array, int], pa.Array]) -> pa.Array:
+    """Return a struct, a list or a map whose parts are changed, which are counted from 0; any other array as it is."""
+    kind = array.type
+    if pa.types.is_struct(kind) and kind.num_fields:
+        parts = [change(array.field(number), number) for number in range(kind.num_fields)]
+        fields = [field.with_type(part.type) for field, part in zip(kind, parts, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=array.is_null() if array.null_count else None)
+    if pa.types.is_map(kind):
+        entries = array.values
+        key, item = (change(entries.field(number), number) for number in range(2))
+        changed = pa.map_(kind.key_field.with_type(key.type), kind.item_field.with_type(item.type))
+        return with_entries(array, changed, lambda _: key, lambda _: item)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        values = change(array.values, 0)
+        field = kind.value_field.with_type(values.type)
+        if pa.types.is_fixed_size_list(kind):
+            return with_elements(array, pa.list_(field, kind.list_size), lambda _: values)
+        return with_elements(array, (pa.list_ if pa.types.is_list(kind) else pa.large_list)(field), lambda _: values)
+    return array

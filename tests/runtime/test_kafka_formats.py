@@ -5,6 +5,7 @@ import decimal
 import io
 import json
 import struct
+import time
 
 import cloudpickle
 import fastavro
@@ -12,7 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.wrappers_pb2 import StringValue
 from hypothesis import given as cases
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -39,6 +42,16 @@ def around(format, rows):
     back, wrong = format.decoder()(messages)
     assert wrong == {}
     return back
+
+
+@pytest.fixture
+def in_new_york(monkeypatch):
+    """A machine whose clock shows another time than UTC."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 class TestRaw:
@@ -413,7 +426,76 @@ PROTO_ROWS = pa.Table.from_pylist(
 )
 
 
+def nested_class():
+    """A message with what is more than a plain value in other messages, lists and maps."""
+    file = descriptor_pb2.FileDescriptorProto(name="nested.proto", package="shop", syntax="proto3")
+    known = [Timestamp.DESCRIPTOR, Duration.DESCRIPTOR, StringValue.DESCRIPTOR]
+    file.dependency.extend(descriptor.file.name for descriptor in known)
+    part = file.message_type.add(name="Part")
+    part.field.add(name="seal", number=1, type=12, label=1)
+    part.field.add(name="opened_at", number=2, type=11, label=1, type_name=".google.protobuf.Timestamp")
+    message = file.message_type.add(name="Nested")
+    for name, key, value, of in (("seals", 8, 12, None), ("times", 9, 11, ".google.protobuf.Timestamp")):
+        entry = message.nested_type.add(name=f"{name.capitalize()}Entry")
+        entry.options.map_entry = True
+        entry.field.add(name="key", number=1, type=key, label=1)
+        entry.field.add(name="value", number=2, type=value, label=1, type_name=of)
+    for number, (name, label, of) in enumerate(
+        [
+            ("part", 1, ".shop.Part"),
+            ("parts", 3, ".shop.Part"),
+            ("at", 3, ".google.protobuf.Timestamp"),
+            ("took", 1, ".google.protobuf.Duration"),
+            ("note", 1, ".google.protobuf.StringValue"),
+            ("seals", 3, ".shop.Nested.SealsEntry"),
+            ("times", 3, ".shop.Nested.TimesEntry"),
+        ],
+        start=1,
+    ):
+        message.field.add(name=name, number=number, type=11, label=label, type_name=of)
+    pool = descriptor_pool.DescriptorPool()
+    for descriptor in known:
+        pool.AddSerializedFile(descriptor.file.serialized_pb)
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Nested"))
+
+
 class TestProtobuf:
+    def test_nested_messages_lists_and_maps_come_back_as_they_went(self):
+        format = ProtobufFormat(nested_class())
+        part = {"seal": b"abcd", "opened_at": 1_704_067_200_123_456_789}
+        rows = pa.Table.from_pylist(
+            [
+                {
+                    "part": part,
+                    "parts": [part, {"seal": b"", "opened_at": None}],
+                    "at": [-1],
+                    "took": {"seconds": -1, "nanos": -500_000_000},
+                    "note": {"value": "x"},
+                    "seals": [(True, b"\x00\xff")],
+                    "times": [("a", 7)],
+                },
+                {"part": None, "parts": [], "at": [], "took": None, "note": None, "seals": [], "times": []},
+            ],
+            schema=format.schema,
+        )
+
+        assert pa.table(around(format, rows)).cast(format.schema).equals(rows)
+
+    @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+    def test_a_time_without_a_zone_is_one_of_utc_wherever_the_job_runs(self, unit, in_new_york):
+        at = pa.array([-5, 1_704_067_200], pa.timestamp("s")).cast(pa.timestamp(unit))
+
+        back = around(ProtobufFormat(message_class()), pa.table({"at": at}))
+
+        assert back["at"].cast(pa.timestamp("s", "UTC")).cast(pa.int64()).to_pylist() == [-5, 1_704_067_200]
+
+    def test_a_null_in_a_list_of_messages_is_told(self):
+        rows = pa.table({"shops": pa.array([[{"id": 1}, None]])})
+
+        with pytest.raises(InvalidInputError, match=r"a null is no element, and shop.Payment.Shop is asked for"):
+            around(ProtobufFormat(message_class()), rows)
+
     def test_values_come_back_as_they_went(self):
         assert around(ProtobufFormat(message_class()), PROTO_ROWS).to_pylist() == PROTO_ROWS.to_pylist()
 

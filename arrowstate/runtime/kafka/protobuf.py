@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
@@ -20,6 +21,7 @@ from arrowstate.runtime.kafka.formats import (
     in_parts,
 )
 from arrowstate.runtime.kafka.registry import HEADER, SchemaRegistry
+from arrowstate.schema.conversion import with_children
 
 _TYPES = {
     1: pa.float64(),
@@ -44,6 +46,7 @@ _TYPES = {
 _MESSAGE = 11
 _ENUM = 14
 _TIMESTAMP = "google.protobuf.Timestamp"
+_TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 class ProtobufFormat(Format):
@@ -139,16 +142,16 @@ class ProtobufFormat(Format):
                 return b""
             return HEADER.pack(0, self.registry.latest(subject).id) + _indexes(kind.DESCRIPTOR)
 
-        from google.protobuf.json_format import ParseDict, ParseError
+        from google.protobuf.json_format import ParseError
 
         def encode(rows: pa.RecordBatch) -> Bytes:
             made = []
             first = header()
-            for row in rows.select(own).to_pylist(maps_as_pydicts="strict"):
+            columns = [_in_parts_of_time(rows.column(name)) for name in own]
+            for row in pa.RecordBatch.from_arrays(columns, names=own).to_pylist(maps_as_pydicts="strict"):
                 message = kind()
                 try:
-                    for name, value in row.items():
-                        _set(message, name, value, ParseDict)
+                    _fill(message, row)
                 except (*OF_MESSAGES, ParseError) as error:
                     raise InvalidInputError(f"a row does not fit the message {self.name}: {error}") from error
                 made.append(first + message.SerializeToString())
@@ -233,20 +236,73 @@ def _one_of(field: Any) -> Callable[[Any], Any]:
     return lambda value: value
 
 
-def _set(message: Any, name: str, value: Any, parse: Callable[..., Any]) -> None:
-    """Set a field; null leaves it as it is."""
+def _in_parts_of_time(column: pa.Array, _: int = 0) -> pa.Array:
+    """Return a column with its timestamps as Protobuf has them: seconds, and the nanoseconds of the last one."""
+    if not pa.types.is_timestamp(column.type):
+        return with_children(column, _in_parts_of_time)
+    ticks = column.cast(pa.timestamp(column.type.unit, "UTC")).cast(pa.int64()).fill_null(0).to_numpy()
+    seconds, rest = np.divmod(ticks, _TICKS[column.type.unit])
+    nanos = (rest * (_TICKS["ns"] // _TICKS[column.type.unit])).astype(np.int32)
+    return pa.StructArray.from_arrays([seconds, nanos], names=["seconds", "nanos"], mask=column.is_null())
+
+
+def _fill(message: Any, row: Mapping[str, Any]) -> None:
+    """Set fields; null leaves one as it is."""
+    fields = message.DESCRIPTOR
+    for name, value in row.items():
+        if value is None:
+            continue
+        field = fields.fields_by_name.get(name) or fields.fields_by_camelcase_name.get(name)
+        if field is None:
+            raise ValueError(f"{fields.full_name} has no field {name!r}")
+        of = field.message_type
+        if of is not None and of.GetOptions().map_entry:
+            _fill_map(getattr(message, field.name), of.fields_by_name["value"], value)
+        elif of is not None and field.is_repeated:
+            target = getattr(message, field.name)
+            for item in value:
+                _fill_message(target.add(), item)
+        elif of is not None:
+            target = getattr(message, field.name)
+            target.SetInParent()
+            _fill_message(target, value)
+        elif field.is_repeated:
+            getattr(message, field.name).extend(_plain(field, item) for item in value)
+        else:
+            setattr(message, field.name, _plain(field, value))
+
+
+def _fill_map(target: Any, field: Any, values: Mapping[Any, Any]) -> None:
+    for key, value in values.items():
+        if field.message_type is None:
+            target[key] = _plain(field, value)
+        else:
+            _fill_message(target[key], value)
+
+
+def _fill_message(message: Any, value: Any) -> None:
+    from google.protobuf.json_format import ParseDict
+
     if value is None:
-        return
-    field = message.DESCRIPTOR.fields_by_name[name]
-    if field.type == _MESSAGE and not field.is_repeated and field.message_type.full_name == _TIMESTAMP:
-        nanos = value.value if hasattr(value, "value") else round(value.timestamp() * 1_000_000) * 1_000
-        getattr(message, name).FromNanoseconds(nanos)
-    elif field.type in (_MESSAGE, _ENUM):
-        parse({name: value}, message)
-    elif field.is_repeated:
-        getattr(message, name).extend(value)
+        raise ValueError(f"a null is no element, and {message.DESCRIPTOR.full_name} is asked for")
+    if isinstance(value, Mapping):
+        _fill(message, value)
     else:
-        setattr(message, name, value)
+        # Messages of Google's, such as a Duration or a StringValue, may be plain values in JSON.
+        ParseDict(value, message)
+
+
+def _plain(field: Any, value: Any) -> Any:
+    """Return what a field takes that is no message."""
+    if field.type != _ENUM or not isinstance(value, str):
+        return value
+    found = field.enum_type.values_by_name.get(value)
+    if found is not None:
+        return found.number
+    # A number without a name is read as its digits.
+    if not value.removeprefix("-").isdecimal():
+        raise ValueError(f"{value!r} is no value of the enum {field.enum_type.full_name}")
+    return int(value)
 
 
 def _indexes(descriptor: Any) -> bytes:
