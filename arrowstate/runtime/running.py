@@ -340,7 +340,8 @@ class RunningJob:
             If the job was waiting for its next attempt after a failure; the message says from which checkpoint the next
             start goes on. Also if it failed twice while it was being stopped, or if its strategy allows no new start.
         InvalidInputError, StorageError
-            If a savepoint cannot be at this place, which may have files already; the job goes on.
+            If a savepoint cannot be at this place, which may have files already; the job goes on. InvalidInputError
+            also if the job was closed, and if another thread is stopping it and only one of the two drains.
         """
         if savepoint is not None:
             self._check_savepoint(savepoint, options)

@@ -252,6 +252,27 @@ def test_a_slot_without_a_split_holds_no_window_back(tmp_path, parallelism):
         wait_for(lambda snapshot: len(emitted(snapshot)) == 5, running)
 
 
+def test_a_job_that_was_closed_has_no_last_checkpoint_that_a_stop_could_return(tmp_path):
+    with declared(tmp_path, source=Endless(ROWS)).start(mode="inline") as running:
+        running.go_on(50)
+        running.checkpoint()
+        running.go_on(50)
+        running.close()
+
+        with pytest.raises(InvalidInputError, match="was closed, and no last checkpoint was taken"):
+            running.stop()
+
+
+def test_a_stop_that_drains_is_not_taken_for_one_that_does_not(tmp_path):
+    with declared(tmp_path, source=Endless(ROWS)).start(mode="inline") as running:
+        running.go_on(50)
+        running.driver.coordinator.stop(drain=False)
+        with pytest.raises(InvalidInputError, match="stopped without drain already, so it cannot be stopped with it"):
+            running.stop(drain=True)
+
+        assert running.stop().checkpoint_id == running.wait().checkpoint_id
+
+
 @pytest.mark.parametrize("drain", [True, False])
 def test_windows_that_are_open_fire_at_a_stop_only_with_drain(tmp_path, drain):
     with windowed(tmp_path, Endless(ROWS)).start(mode="threads") as running:

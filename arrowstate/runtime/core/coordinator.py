@@ -198,12 +198,24 @@ class Coordinator:
 
         Between two attempts there is nothing to stop: the job ends at once, as one that was down.
         """
-        if self._stopping is None and not self.is_over:
-            self._stopping = "drain" if drain else "stop"
+        how: Literal["stop", "drain"] = "drain" if drain else "stop"
+        if self.is_over:
+            if self._stopping is None and self.state == "stopped":
+                raise InvalidInputError(
+                    "the job was closed, and no last checkpoint was taken; start it again to stop it"
+                )
+        elif self._stopping is None:
+            self._stopping = how
             if self.is_running:
                 self._stop_sources()
             elif self.state == "waiting":
                 self._stopped_down()
+        elif self._stopping != how:
+            before, now = ("with" if each == "drain" else "without" for each in (self._stopping, how))
+            raise InvalidInputError(
+                f"the job is being stopped {before} drain already, so it cannot be stopped {now} it; wait() returns "
+                "its last checkpoint"
+            )
 
     def cancel(self, reason: str, error: BaseException | None = None) -> None:
         """End at once, without a checkpoint; what was committed stays. With an error nobody has asked for that."""
