@@ -223,7 +223,8 @@ def python_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
         scalar = pa.scalar(value, kind)
     _check_exact((value,), kind)
     if any(_to_check(kind)):
-        check_values(pa.array([scalar], kind))
+        # Of the scalar of a list that holds a null list pa.array makes no array.
+        check_values(pa.repeat(scalar, 1))
     return scalar
 
 

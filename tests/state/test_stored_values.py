@@ -365,3 +365,21 @@ def test_integers_of_numpy_are_taken_for_every_type_that_takes_integers():
         state.update_batch(["b"], [number])
 
         assert state.get_batch(["a", "b"]).to_pylist() == pa.array([plain, plain], kind).to_pylist()
+
+
+def test_lists_that_hold_a_null_list_go_in_by_the_verbs_for_one_record():
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=8)
+    times, numbers = pa.list_(pa.list_(pa.time32("s"))), pa.list_(pa.list_(pa.int8()))
+    value = backend.state(arrowstate.ValueStateDescriptor("value", times))
+    fields = pa.struct([("first", numbers), ("n", pa.int64())])
+    reduced = backend.state(
+        arrowstate.ReducingStateDescriptor("reduced", fields, reduce={"first": "first", "n": "count"})
+    )
+    backend.current_key = "ann"
+
+    value.update([None, [datetime.time(1, 2, 3)]])
+    reduced.add({"first": [None, [1]], "n": 1})
+    reduced.add({"first": [[2]], "n": 1})
+
+    assert value.value() == [None, [datetime.time(1, 2, 3)]]
+    assert reduced.get() == {"first": [None, [1]], "n": 2}
