@@ -25,6 +25,9 @@ from arrowstate.table.table import Found, FrozenTable, Table, gather
 Ints = npt.NDArray[np.int64]
 Rows = list[tuple[Run, Ints, Ints]]
 
+_UNKNOWN = int(np.iinfo(np.int64).max)
+"""The time of rows that were written before one was known: they do not expire before they are written again."""
+
 
 class Expiry:
     """The time to live of a state."""
@@ -70,6 +73,13 @@ class Expiry:
             return updated
         earlier = pc.coalesce(self.times_of(found), updated[0])
         return [pa.array(np.maximum(updated[0].to_numpy(), earlier.to_numpy()))]
+
+    def written(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
+        """Return the times of what is written now together with the rows found: the later ones that are known."""
+        if not updated or not found.hits:
+            return updated
+        unknown = pc.equal(self.times_of(found), _UNKNOWN)
+        return [pc.if_else(pc.fill_null(unknown, False), updated[0], self.youngest(found, updated)[0])]
 
     # Rows that have expired
 
@@ -199,7 +209,7 @@ def runs_with_times(frozen: FrozenTable, layout: StateLayout, now: int | None) -
         for batch in run.live_batches():
             columns = batch.columns[: len(layout.schema)]
             if layout.has_ttl:
-                columns.append(_all(batch.num_rows, np.iinfo(np.int64).max if now is None else now))
+                columns.append(_all(batch.num_rows, _UNKNOWN if now is None else now))
             batches.append(pa.RecordBatch.from_arrays(columns, schema=layout.schema))
         if batches:
             runs.append(Run.of(batches))

@@ -208,7 +208,7 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
         return ValueTypeError(self.descriptor.name, expected, f"{shown} from {verb} of aggregate {name!r}")
 
     def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
-        return self._expiry.youngest(found, updated)
+        return self._expiry.written(found, updated)
 
 
 def _put(column: pa.Array, numbers: Ints, values: pa.Array) -> pa.Array:

@@ -15,6 +15,7 @@ from arrowstate.schema.descriptors import (
     StoredCallable,
 )
 from arrowstate.schema.keys import value_array
+from arrowstate.schema.plain import column_of
 from arrowstate.schema.types import as_arrow
 from arrowstate.state.folds.reducers import may_fold_in_parts, reduce_by_callable, reduce_column, reduce_scalar
 from arrowstate.state.folds.retraction import amounts, check_retractable, row_flags, without_empty
@@ -164,13 +165,13 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         updated = []
         if self.descriptor.ttl is not None:
             youngest = self._youngest([self._expiry.times_of(fresh).fill_null(LOWEST)], order, starts, anew)
-            updated = self._latest(_without(into, anew), youngest)
+            updated = self._expiry.youngest(_without(into, anew), youngest)
         columns = [*self.layout.split(values), *updated]
         self._table.put(old, plan.targets, columns, keep=np.flatnonzero(written & ~nothing))
         self._table.remove(away)
 
     def _latest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
-        return self._expiry.youngest(found, updated)
+        return self._expiry.written(found, updated)
 
     def _given(self, values: Any, rows: int) -> pa.Array:
         descriptor = self.descriptor
@@ -262,8 +263,8 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         else:
             if not isinstance(value, Mapping) or not set(value) <= set(descriptor.reduce):
                 raise ValueTypeError(descriptor.name, f"a mapping of {', '.join(descriptor.reduce)}", repr(value))
-            parts = {
-                field.name: self._add_one(
+            parts = [
+                self._add_one(
                     descriptor.reduce[field.name],
                     None if old is None or not old[field.name].is_valid else old[field.name],
                     value.get(field.name),
@@ -271,8 +272,9 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
                     f"{descriptor.name}.{field.name}",
                 )
                 for field in descriptor.type
-            }
-            new = pa.scalar(parts, descriptor.type)
+            ]
+            columns = [column_of([part], field.type) for part, field in zip(parts, descriptor.type, strict=True)]
+            new = pa.StructArray.from_arrays(columns, fields=list(descriptor.type))[0]
         self._write_current(new)
 
     def _add_one(

@@ -1,5 +1,7 @@
 """The keyed backend of a subtask: its arguments, its states, freezing."""
 
+import dataclasses
+
 import pyarrow as pa
 import pytest
 
@@ -223,3 +225,23 @@ def test_freezing_moves_scalar_writes_into_a_run_and_merges_nothing():
     frozen = backend.freeze().states[0].table
 
     assert [run.live_rows for run in frozen.runs] == [10] * 8 + [1]
+
+
+def test_rows_that_had_no_time_when_they_got_a_time_to_live_have_one_once_they_are_written_again(store, backend):
+    total = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+    mean = arrowstate.AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean")
+    for descriptor in (total, mean):
+        backend.state(descriptor).add_batch(["ann", "bob"], [1, 1])
+    commit(store, {"op": [backend]})
+    restored = store.latest().restore("op")
+    ttl = arrowstate.TimeToLive(100, clock="event_time")
+    states = [restored.state(dataclasses.replace(descriptor, ttl=ttl)) for descriptor in (total, mean)]
+    for state in states:
+        state.add_batch(["ann"], [3], timestamps=[50])
+    restored.advance_watermark(149)
+    before = [state.get_batch(["ann", "bob"]).to_pylist() for state in states]
+
+    restored.advance_watermark(150)
+
+    assert before == [[4, 1], [2, 1]]
+    assert [state.get_batch(["ann", "bob"]).to_pylist() for state in states] == [[None, 1], [None, 1]]
