@@ -292,10 +292,10 @@ def test_a_null_element_is_refused_by_every_verb_of_a_list(values):
 
     with pytest.raises(arrowstate.InvalidInputError, match=message):
         state.add_batch(keys, values)
-    with pytest.raises(arrowstate.InvalidInputError, match="must not be null, the one in row"):
-        state.add_all_batch(["a", "b"], [[1], [2, None]])
-    with pytest.raises(arrowstate.InvalidInputError, match="must not be null, the one in row"):
-        state.update_batch(["one", "old"], [[1], [None]])
+    with pytest.raises(arrowstate.InvalidInputError, match="must not be null, the one in row 1 is"):
+        state.add_all_batch(["a", "b"], [[1, 1, 1], [2, None]])
+    with pytest.raises(arrowstate.InvalidInputError, match="must not be null, the one in row 1 is"):
+        state.update_batch(["one", "old"], [[1, 1], [None]])
     for call in (lambda: state.add(None), lambda: state.add_all([1, None]), lambda: state.update([None, 1])):
         with pytest.raises(arrowstate.InvalidInputError, match="an element of list state 's' must not be null"):
             call()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,6 +28,8 @@ from arrowstate.state.transaction import atomic
 from arrowstate.table import kernels
 from arrowstate.table.columns import take
 from arrowstate.table.table import Table, gather
+
+Ints = npt.NDArray[np.int64]
 
 
 class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescriptor]):
@@ -248,13 +251,14 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
                 f"a list of list state {self.descriptor.name!r} must not be null; pass an empty one"
             )
         values = given.flatten()
-        self._refuse_nulls(values)
         lengths = pc.list_value_length(given).to_numpy(zero_copy_only=False)
-        return np.repeat(np.arange(rows, dtype=np.int64), lengths), values
+        row_of = np.repeat(np.arange(rows, dtype=np.int64), lengths)
+        self._refuse_nulls(values, row_of)
+        return row_of, values
 
-    def _refuse_nulls(self, values: pa.Array) -> None:
+    def _refuse_nulls(self, values: pa.Array, row_of: Ints | None = None) -> None:
         if values.null_count:
-            row = first_null(values)
+            row = first_null(values) if row_of is None else row_of[first_null(values)]
             raise InvalidInputError(
                 f"an element of list state {self.descriptor.name!r} must not be null, the one in row {row} is"
             )
