@@ -203,7 +203,10 @@ class BatchFunction(CheckpointedFunction):
         raise TypeError(f"{type(self).__name__} has no process_batch(batch, context); define it")
 
     def on_watermark(self, watermark: int, context: BatchContext) -> Output:  # noqa: ARG002
-        """Called after the watermark advanced, in milliseconds, and before event-time timers up to it fire."""
+        """Called with a higher watermark, in milliseconds, before event-time timers up to it fire.
+
+        `context.watermark` is still the one before it.
+        """
         return None
 
     def on_processing_time(self, now_ms: int, context: BatchContext) -> Output:  # noqa: ARG002

@@ -10,6 +10,7 @@ from arrowstate.functions.checkpointed import CheckpointedFunction
 from arrowstate.functions.runner import Context
 from arrowstate.functions.side_outputs import ElementSides, OutputTag
 from arrowstate.schema.descriptors import StateDescriptor, TimerStateDescriptor
+from arrowstate.schema.plain import same
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
@@ -28,13 +29,14 @@ _VIEWS: dict[str, Any] = {
 
 
 class Collector:
-    """Takes what a process function emits: `out.collect(value)`."""
+    """Takes what a process function emits, as it is then: `out.collect(value)`."""
 
     __slots__ = ("collect", "values")
 
-    def __init__(self) -> None:
+    def __init__(self, copied: Callable[[Any], Any] = same) -> None:
         self.values: list[Any] = []
-        self.collect: Callable[[Any], None] = self.values.append
+        append = self.values.append
+        self.collect: Callable[[Any], None] = append if copied is same else lambda value: append(copied(value))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.values)} elements>"

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, ProcessElementError
+from arrowstate.schema.plain import copying
 from arrowstate.schema.types import CONVERSION_ERRORS, python_array
 from arrowstate_formats.names import check_operator_uid
 
@@ -139,22 +140,32 @@ class BatchSides(Sides[list[pa.RecordBatch]]):
 class ElementSides(Sides[tuple[list[Any], list[int]]]):
     """Those of a process function, which hands over a value at a time; with each goes the row that it comes from."""
 
+    def __init__(self, function: object) -> None:
+        super().__init__(function)
+        # Until the batch ends, the function may change what it has handed over.
+        self._copied = {name: copying(_kind_of(tag)) for name, tag in self._tags.items()}
+
     def add(self, tag: OutputTag, value: Any, row: int) -> None:
         """Take a value."""
         values, rows = self._open(tag).setdefault(tag.name, ([], []))
-        values.append(value)
+        values.append(self._copied[tag.name](value))
         rows.append(row)
 
     def table(self, tag: OutputTag, given: tuple[list[Any], list[int]]) -> pa.Table:
         values, rows = given
-        fields = list(tag.schema)
-        kind = pa.struct(fields) if len(fields) > 1 else fields[0].type
+        kind, fields = _kind_of(tag), list(tag.schema)
 
         def told(value: Any) -> str:
             return f"handed {value!r} to side output {tag.name!r}, which is no {kind}"
 
         array = element_array(values, kind, told, rows.__getitem__)
         return pa.Table.from_arrays(array.flatten() if len(fields) > 1 else [array], schema=tag.schema)
+
+
+def _kind_of(tag: OutputTag) -> pa.DataType:
+    """Return the type of the values that a process function hands to a side output."""
+    fields = list(tag.schema)
+    return pa.struct(fields) if len(fields) > 1 else fields[0].type
 
 
 def element_array(

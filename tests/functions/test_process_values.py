@@ -238,3 +238,28 @@ def test_a_namespace_that_is_no_text_is_refused_where_it_is_set():
         process.process(pa.record_batch({"k": ["a", "a"], "n": [1, 0]}))
 
     assert len(backend.states["s"]) == 1
+
+
+def test_what_was_emitted_does_not_change_with_the_value_that_the_function_goes_on_with():
+    aside = arrowstate.OutputTag("aside", pa.schema([("seen", pa.list_(pa.string()))]))
+
+    class Grows(arrowstate.KeyedProcessFunction):
+        side_outputs = (aside,)
+
+        def __init__(self):
+            self.seen, self.row = [], {"last": []}
+
+        def process_element(self, value, context, out):
+            self.seen.append(value.k)
+            self.row["last"].append(value.k)
+            context.output(aside, self.seen)
+            out.collect(self.row)
+
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    output = pa.struct([("last", pa.list_(pa.string()))])
+    with arrowstate.KeyedProcessRunner(backend, Grows(), output=output) as process:
+        emitted = process.process(pa.record_batch({"k": ["a", "b"]}))
+        handed_over = process.side_output(aside)
+
+    assert emitted.to_pylist() == [{"last": ["a"]}, {"last": ["a", "b"]}]
+    assert handed_over["seen"].to_pylist() == [["a"], ["a", "b"]]
