@@ -261,6 +261,10 @@ def two_fields(more=()):
     return {"type": "record", "name": "P", "fields": fields}
 
 
+def of_field(type):
+    return {"type": "record", "name": "P", "fields": [{"name": "x", "type": type}]}
+
+
 class TestAvro:
     def test_columns_follow_from_the_schema(self):
         types = {field.name: (str(field.type), field.nullable) for field in AvroFormat(json.dumps(PAYMENT)).schema}
@@ -353,6 +357,88 @@ class TestAvro:
 
         with pytest.raises(InvalidInputError, match="a row does not fit the Avro schema of t-value"):
             around(AvroFormat(two_fields()), rows)
+
+    @pytest.mark.parametrize("unit", ["millis", "micros", "nanos"])
+    @pytest.mark.parametrize("wrap", ["plain", "optional", "array", "map", "record"])
+    def test_times_of_each_unit_come_back_as_they_went(self, unit, wrap, in_new_york):
+        time = {"type": "long", "logicalType": f"timestamp-{unit}"}
+        wrapped = {
+            "plain": time,
+            "optional": ["null", time],
+            "array": {"type": "array", "items": time},
+            "map": {"type": "map", "values": time},
+            "record": {"type": "record", "name": "R", "fields": [{"name": "at", "type": time}]},
+        }[wrap]
+        format = AvroFormat(of_field(wrapped))
+        seconds = -1_704_067_200_123_456_789 // 1000 ** {"millis": 2, "micros": 1, "nanos": 0}[unit]
+        value = {"array": [seconds], "map": [("a", seconds)], "record": {"at": seconds}}.get(wrap, seconds)
+        rows = pa.table([pa.array([value], format.schema.field("x").type)], schema=format.schema)
+
+        assert pa.table(around(format, rows)).cast(format.schema).equals(rows)
+
+    @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+    def test_a_time_without_a_zone_is_one_of_utc_wherever_the_job_runs(self, unit, in_new_york):
+        at = pa.array([-5, 1_704_067_200], pa.timestamp("s")).cast(pa.timestamp(unit))
+        format = AvroFormat(of_field({"type": "long", "logicalType": "timestamp-millis"}))
+
+        back = around(format, pa.table({"x": at}))
+
+        assert back["x"].cast(pa.int64()).to_pylist() == [-5_000, 1_704_067_200_000]
+
+    def test_a_local_time_is_that_of_the_zone(self):
+        at = pa.array([0], pa.timestamp("us", "Europe/Berlin"))
+        format = AvroFormat(of_field({"type": "long", "logicalType": "local-timestamp-micros"}))
+
+        assert around(format, pa.table({"x": at}))["x"].to_pylist() == [dt.datetime(1970, 1, 1, 1)]
+
+    @pytest.mark.parametrize(
+        ("avro", "column"),
+        [
+            ("int", pa.array([1 << 40])),
+            ("long", pa.array([1 << 63], pa.uint64())),
+            ("long", pa.array([1.5])),
+            ("boolean", pa.array(["false"])),
+            ({"type": "array", "items": "int"}, pa.array([[1 << 40]])),
+            ({"type": "map", "values": "int"}, pa.array([[("a", 1 << 40)]], pa.map_(pa.string(), pa.int64()))),
+        ],
+    )
+    def test_a_value_that_no_reader_could_read_as_it_was_is_refused(self, avro, column):
+        with pytest.raises(InvalidInputError, match="column 'x' of the rows has"):
+            around(AvroFormat(of_field(avro)), pa.table({"x": column}))
+
+    def test_names_are_those_of_their_namespace(self):
+        def part(namespace, name, kind):
+            fields = [{"name": name, "type": kind}]
+            return {"type": "record", "name": "Part", "namespace": namespace, "fields": fields}
+
+        fields = [
+            {"name": "a", "type": part("com.shop", "n", "long")},
+            {"name": "b", "type": part("com.other", "text", "string")},
+            {"name": "own", "type": "Part"},
+            {"name": "other", "type": "com.other.Part"},
+        ]
+        format = AvroFormat({"type": "record", "name": "P", "namespace": "com.shop", "fields": fields})
+
+        assert format.schema.field("own").type == format.schema.field("a").type
+        assert format.schema.field("other").type == format.schema.field("b").type
+
+    def test_decimals_may_have_more_digits_than_38(self):
+        format = AvroFormat(of_field({"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2}))
+        rows = pa.table([pa.array([decimal.Decimal("9" * 48 + ".99")])], schema=format.schema)
+
+        assert pa.table(around(format, rows)).cast(format.schema).equals(rows)
+
+    def test_times_of_another_unit_are_not_taken_for_others(self, registry):
+        millis, micros = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("millis", "micros"))
+        id = registry.add("t-value", json.dumps(of_field(["null", millis])))
+        format = AvroFormat(of_field(["null", micros]), registry=SchemaRegistry(registry.url))
+
+        rows, wrong = decoded(format, record(of_field(["null", "long"]), {"x": 5}, id))
+
+        assert rows == [{"x": None}]
+        assert wrong == {
+            0: f"field 'x' is timestamp-millis in schema {id}, and timestamp-micros in the schema that it is read with"
+        }
 
     @pytest.mark.parametrize(
         ("schema", "told"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
 from arrowstate.runtime.kafka.flat_records import Plan, decode_flat, plan_of
@@ -23,6 +24,8 @@ from arrowstate.runtime.kafka.formats import (
     in_parts,
 )
 from arrowstate.runtime.kafka.registry import HEADER, SchemaRegistry
+from arrowstate.schema.conversion import with_children
+from arrowstate.schema.types import is_list
 
 _PRIMITIVES = {
     "null": pa.null(),
@@ -45,6 +48,8 @@ _LOGICAL = {
     "local-timestamp-micros": pa.timestamp("us"),
     "local-timestamp-nanos": pa.timestamp("ns"),
 }
+_UNITS = {"day": "day", "s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond"}
+"""The units of times as Arrow's functions call them, the widest first."""
 
 
 class AvroFormat(Format):
@@ -101,7 +106,8 @@ class AvroFormat(Format):
             raise InvalidInputError(f"a message needs a schema of a record, got {str(self.avro)[:200]}")
         self.registry = registry
         self.register = register
-        self.schema = checked_columns("AvroFormat", pa.schema(_fields(self.avro, {}, ())))
+        # There each name has its namespace.
+        self.schema = checked_columns("AvroFormat", pa.schema(_fields(parsed, {}, ())))
 
     def decoder(self) -> Decode:
         """Return a function that decodes messages."""
@@ -115,7 +121,10 @@ class AvroFormat(Format):
             field["name"] for field in self.avro["fields"] if field["name"] in schema.names or "default" not in field
         ]
         check_columns(pa.schema([self.schema.field(name) for name in names]), schema, "AvroFormat")
-        parsed = fastavro.parse_schema(self.avro)
+        plain = _without_logical(self.avro)
+        types = [self.schema.field(name).type for name in names]
+        for name, type in zip(names, types, strict=True):
+            _as_written(pa.nulls(0, schema.field(name).type), type, name)
 
         @functools.cache
         def header() -> bytes:
@@ -126,11 +135,12 @@ class AvroFormat(Format):
         def encode(rows: pa.RecordBatch) -> Bytes:
             made = []
             first = header()
-            for row in rows.select(names).to_pylist(maps_as_pydicts="strict"):
+            columns = [_as_written(rows.column(name), type, name) for name, type in zip(names, types, strict=True)]
+            for row in pa.RecordBatch.from_arrays(columns, names=names).to_pylist(maps_as_pydicts="strict"):
                 text = io.BytesIO()
                 text.write(first)
                 try:
-                    fastavro.schemaless_writer(text, parsed, row)
+                    fastavro.schemaless_writer(text, plain, row)
                 except OF_MESSAGES as error:
                     raise InvalidInputError(f"a row does not fit the Avro schema of {subject}: {error}") from error
                 made.append(text.getvalue())
@@ -151,6 +161,7 @@ class AvroDecoder:
         self._registry = format.registry
         self._schema = format.schema
         self._own = _without_logical(format.avro)
+        self._units = _units_of(*_parsed(format.avro))
         self._written: dict[int, Any] = {}
         "By id the schema that messages were written with, or what is wrong with it."
         self._plan = plan_of(self._own, self._own, format.schema)
@@ -216,22 +227,107 @@ class AvroDecoder:
             elif found.kind != "AVRO":
                 self._written[id] = ValueError(f"schema {id} is {found.kind}, not Avro")
             else:
-                self._written[id] = _without_logical(*map(json.loads, (*found.references, found.text)))
+                schemas = [json.loads(text) for text in (*found.references, found.text)]
+                # Avro's rules do not look at units, and would take milliseconds for microseconds.
+                units = _units_of(*_parsed(*schemas))
+                other = [place for place, unit in units.items() if self._units.get(place, unit) != unit]
+                self._written[id] = _without_logical(*schemas)
+                if other:
+                    self._written[id] = ValueError(
+                        f"field {other[0]!r} is {units[other[0]]} in schema {id}, and {self._units[other[0]]} in the "
+                        "schema that it is read with"
+                    )
         written = self._written[id]
         if isinstance(written, Exception):
             raise written
         return written
 
 
+def _as_written(column: pa.Array, type: pa.DataType, name: str) -> pa.Array:
+    """Return a column as Avro has it: times as counts of their units, numbers within the bounds of their type."""
+    given = column.type
+    try:
+        if pa.types.is_timestamp(given) and (pa.types.is_timestamp(type) or pa.types.is_date(type)):
+            if given.tz is not None and getattr(type, "tz", None) is None:
+                column = pc.local_timestamp(column)
+            column = _floored(column, type)
+        elif pa.types.is_time(given) and pa.types.is_time(type):
+            column = _floored(column, type)
+        elif pa.types.is_integer(type) and (pa.types.is_integer(given) or pa.types.is_floating(given)):
+            return column.cast(type)
+        elif any(test(given) and test(type) for test in (pa.types.is_date, pa.types.is_decimal)):
+            column = column.cast(type)
+        elif pa.types.is_boolean(type) and not (pa.types.is_boolean(given) or pa.types.is_null(given)):
+            raise InvalidInputError(f"column {name!r} of the rows has {given}, and the Avro schema {type}")
+        elif _is_alike(given, type):
+            parts = _parts_of(type, given)
+            return with_children(column, lambda part, number: _as_written(part, parts[number], name))
+    except pa.ArrowInvalid as error:
+        raise InvalidInputError(f"column {name!r} of the rows has a value that is no {type}: {error}") from None
+    is_count = pa.types.is_temporal(type) and pa.types.is_temporal(given)
+    return column.cast(pa.int32() if type.bit_width == 32 else pa.int64()) if is_count else column
+
+
+def _parts_of(type: pa.DataType, given: pa.DataType) -> list[pa.DataType]:
+    """Return as which types the parts of a struct, a map or a list are written."""
+    if pa.types.is_map(type):
+        return [type.key_type, type.item_type]
+    if not pa.types.is_struct(type):
+        return [type.value_type]
+    own = {field.name: field.type for field in type}
+    # A part that the schema does not have is not written.
+    return [own.get(field.name, field.type) for field in given]
+
+
+def _floored(column: pa.Array, type: pa.DataType) -> pa.Array:
+    """Return times in the unit of a type; finer digits are cut."""
+    units = list(_UNITS)
+    unit = "day" if pa.types.is_date(type) else type.unit
+    if units.index(unit) < units.index(column.type.unit):
+        column = pc.floor_temporal(column, unit=_UNITS[unit])
+    return column.cast(type)
+
+
+def _is_alike(given: pa.DataType, type: pa.DataType) -> bool:
+    """Whether both are structs, maps or lists."""
+    tests = (pa.types.is_struct, pa.types.is_map, lambda it: is_list(it) or pa.types.is_fixed_size_list(it))
+    return any(test(given) and test(type) for test in tests)
+
+
+def _units_of(schema: Any, named: Mapping[str, Any], path: str = "", within: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return by the path of their field the logical types of times."""
+    if isinstance(schema, list):
+        return {place: unit for item in schema for place, unit in _units_of(item, named, path, within).items()}
+    if isinstance(schema, str):
+        return _units_of(named[schema], named, path, within) if schema in named else {}
+    if schema.get("name") in within:
+        return {}
+    if schema.get("logicalType") in _LOGICAL:
+        return {path: schema["logicalType"]}
+    inner = (*within, schema["name"]) if "name" in schema else within
+    found: dict[str, str] = {}
+    for field in schema.get("fields", ()):
+        found.update(_units_of(field["type"], named, f"{path}.{field['name']}" if path else field["name"], inner))
+    for part in ("items", "values"):
+        if part in schema:
+            found.update(_units_of(schema[part], named, path, inner))
+    return found
+
+
 def _without_logical(*schemas: Any) -> Any:
     """Return the last schema as fastavro has it, without logical types: Arrow makes columns of plain numbers."""
+    return _parsed(*map(_stripped, schemas))[0]
+
+
+def _parsed(*schemas: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Return the last schema as fastavro has it, and all that it refers to, by name."""
     import fastavro
 
     names: dict[str, Any] = {}
     parsed = None
     for schema in schemas:
-        parsed = fastavro.parse_schema(_stripped(schema), named_schemas=names)
-    return parsed
+        parsed = fastavro.parse_schema(schema, named_schemas=names)
+    return parsed, names
 
 
 def _stripped(schema: Any) -> Any:
@@ -274,7 +370,10 @@ def _column(schema: Any, named: dict[str, Any], within: tuple[str, ...], name: s
     if "name" in schema:
         named[schema["name"]] = schema
     if logical == "decimal":
-        return pa.decimal128(schema["precision"], schema.get("scale", 0)), False
+        digits, scale = schema["precision"], schema.get("scale", 0)
+        if digits > 76:
+            raise InvalidInputError(f"field {name!r} is a decimal of {digits} digits, and a column has 76 at most")
+        return pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(digits, scale), False
     if logical in _LOGICAL:
         return _LOGICAL[logical], False
     if kind == "record":
