@@ -69,7 +69,9 @@ def milliseconds(column: pa.Array) -> pa.Array:
     """Return times as milliseconds since 1970, rounded down, of timestamps or of whole milliseconds."""
     if not pa.types.is_timestamp(column.type):
         return column.cast(pa.int64())
-    return pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz)).view(pa.int64())
+    # By the clock of a time zone Arrow would not know which of two equal times in autumn is meant.
+    column = column.view(pa.timestamp(column.type.unit))
+    return pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms")).view(pa.int64())
 
 
 def struct_values(descriptor: StateDescriptor, columns: Sequence[pa.Array], names: Sequence[str]) -> pa.StructArray:

@@ -487,3 +487,15 @@ def test_a_savepoint_is_made_too(store):
     assert made.storage.url.endswith("/savepoints/start")
     assert made.to_arrow("op.city").num_rows == 10
     assert store.latest().checkpoint_id == made.checkpoint_id == 1
+
+
+def test_times_of_the_hour_that_comes_twice_in_a_time_zone_are_times_of_rows(store):
+    times = pa.array([1_729_989_000_001_999, 1_729_992_600_001_999], pa.timestamp("us", "Europe/Berlin"))
+    rows = pa.table({"user": ["ann", "bob"], "city": ["Rome", "Oslo"], "at": times})
+    ttl = arrowstate.TimeToLive(3_600_000, clock="event_time")
+    city = arrowstate.ValueStateDescriptor("city", pa.string(), ttl=ttl)
+
+    backend = store.bootstrap("users", ["user"], [city], rows, updated_at="at").restore("users")
+    backend.advance_watermark(1_729_992_600_001)
+
+    assert backend.state(city).get_batch(["ann", "bob"]).to_pylist() == [None, "Oslo"]
