@@ -17,6 +17,7 @@ from arrowstate.schema.types import (
     check_type,
     check_values,
     first_null,
+    numpy_array,
     python_array,
     safe_cast,
     shown_misfit,
@@ -126,7 +127,7 @@ def _converted(values: Any, kind: pa.DataType, families: Sequence[str] | None = 
         if isinstance(values, (str, bytes)) or not isinstance(values, (Sequence, np.ndarray)):
             raise TypeError(f"expected an Arrow array or a sequence, got {type(values).__name__}")
         if isinstance(values, np.ndarray):
-            return to_type(pa.array(values), kind, families)
+            return to_type(numpy_array(values), kind, families)
         return python_array(values, kind)
     if values.type == kind:
         return check_values(values)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, ValueTypeError
-from arrowstate.schema.types import CONVERSION_ERRORS, as_arrow, first_null
+from arrowstate.schema.types import CONVERSION_ERRORS, as_arrow, first_null, numpy_array
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
@@ -44,7 +44,7 @@ def timestamp_array(name: str, timestamps: Any, *, round_down: bool = False, sat
                     raise
                 given = pa.array([None if value is None else saturated(value) for value in timestamps], pa.int64())
             timestamps = given
-        column = timestamps if isinstance(timestamps, pa.Array) else pa.array(timestamps)
+        column = timestamps if isinstance(timestamps, pa.Array) else numpy_array(timestamps)
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if pa.types.is_timestamp(column.type):

@@ -197,6 +197,11 @@ def as_arrow(values: Any) -> Any:
     return pa.array(values) if hasattr(values, "__arrow_c_array__") else values
 
 
+def numpy_array(values: np.ndarray[Any, Any]) -> pa.Array:
+    """Return a NumPy array as one of Arrow, with memory of its own: its owner may write to it afterwards."""
+    return pa.array(values.copy())
+
+
 def python_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return Python values as an array of a type; raises one of `CONVERSION_ERRORS` where a value does not fit."""
     try:

@@ -97,3 +97,22 @@ def test_what_does_not_fit_is_told_as_ever():
     with pytest.raises(ValueTypeError, match="string"):
         state.update_batch(["a"], pl.Series(["x"]))
     assert len(state) == 0
+
+
+def test_numpy_arrays_may_be_written_to_after_a_state_has_taken_them():
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=8)
+    value = backend.state(arrowstate.ValueStateDescriptor("value", pa.int64()))
+    entries = backend.state(arrowstate.MapStateDescriptor("entries", pa.int64(), pa.int64()))
+    elements = arrowstate.OperatorStateBackend().state(arrowstate.OperatorListStateDescriptor("elements", pa.int64()))
+    given = np.array([5])
+
+    value.update_batch(given, given)
+    entries.put_batch(given, given, np.ma.masked_array(given, [True]))
+    backend.timers().register_batch(given, given)
+    elements.extend(given)
+    given[0] = 6
+
+    assert value.get_batch([5, 6]).to_pylist() == [5, None]
+    assert entries.entries_batch([5, 6]).to_pylist() == [[(5, None)], []]
+    assert backend.timers().pop_due(9).to_pylist() == [{"timestamp": 5, "k": 5}]
+    assert elements.get() == [5]
