@@ -181,9 +181,93 @@ class TestJson:
 
         assert around(JsonFormat(rows.schema), rows).to_pylist() == rows.to_pylist()
 
+    @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+    @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+    def test_finer_digits_of_a_time_are_cut(self, unit, zone):
+        format = JsonFormat(pa.schema({"x": pa.timestamp(unit, zone), "n": pa.int64()}))
+        texts = ["2024-01-01T00:00:00.987654321Z", "1969-12-31T22:59:59.987654321-01", "2024-01-01", "soon"]
+
+        rows, wrong = format.decoder()([f'{{"x": "{text}", "n": 1}}'.encode() for text in texts])
+
+        ticks = 987654321 // {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[unit]
+        scale = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+        assert list(wrong) == [3]
+        days = [1_704_067_200 * scale + ticks, -scale + ticks, 1_704_067_200 * scale, None]
+        assert rows["x"].cast(pa.int64()).to_pylist() == days
+
+    def test_finer_digits_of_a_time_of_day_are_cut(self):
+        format = JsonFormat(pa.schema({"us": pa.time64("us"), "ns": pa.time64("ns"), "s": pa.time32("s")}))
+        time = '"10:00:00.987654321"'
+
+        rows, wrong = format.decoder()([f'{{"us": {time}, "ns": {time}, "s": {time}}}'.encode()])
+
+        assert wrong == {}
+        assert [column.cast(pa.string())[0].as_py()[8:] for column in rows] == [".987654", ".987654321", ""]
+
+    def test_nanoseconds_are_written_as_iso(self):
+        def nanos(*counts, type):
+            return pa.array(counts, pa.int64()).cast(type)
+
+        day = 86_400 * 10**9
+        rows = pa.table(
+            {
+                "at": nanos(-1, 1_000, day, type=pa.timestamp("ns")),
+                "utc": nanos(1, 0, day, type=pa.timestamp("ns", "UTC")),
+                "berlin": nanos(1, 0, day, type=pa.timestamp("ns", "Europe/Berlin")),
+                "time": nanos(1, 1_000, 0, type=pa.time64("ns")),
+                "took": nanos(0, -1, day + 1_500_000_000, type=pa.duration("ns")),
+                "list": pa.array([[1], [], None], pa.list_(pa.timestamp("ns"))),
+            }
+        )
+
+        encode = JsonFormat().encoder(rows.schema, "t-value")
+        made = [json.loads(message) for batch in rows.to_batches() for message in encode(batch)]
+
+        assert [list(row.values()) for row in made] == [
+            [
+                "1969-12-31T23:59:59.999999999",
+                "1970-01-01T00:00:00.000000001Z",
+                "1970-01-01T01:00:00.000000001+01:00",
+                "00:00:00.000000001",
+                "P0D",
+                ["1970-01-01T00:00:00.000000001"],
+            ],
+            [
+                "1970-01-01T00:00:00.000001",
+                "1970-01-01T00:00:00Z",
+                "1970-01-01T01:00:00+01:00",
+                "00:00:00.000001",
+                "-PT0.000000001S",
+                [],
+            ],
+            [
+                "1970-01-02T00:00:00",
+                "1970-01-02T00:00:00Z",
+                "1970-01-02T01:00:00+01:00",
+                "00:00:00",
+                "P1DT1.5S",
+                None,
+            ],
+        ]
+
+    def test_a_value_that_is_none_in_json_is_told(self):
+        rows = pa.table({"x": pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))})
+
+        with pytest.raises(InvalidInputError, match="a row does not fit JSON: .*duplicate key was 'a'"):
+            around(JsonFormat(), rows)
+
     @pytest.mark.parametrize(
         "type",
-        [pa.map_(pa.string(), pa.int64()), pa.duration("ms"), pa.struct({"b": pa.binary()}), pa.list_(pa.date32())],
+        [
+            pa.map_(pa.string(), pa.int64()),
+            pa.duration("ms"),
+            pa.struct({"b": pa.binary()}),
+            pa.list_(pa.date32()),
+            pa.float16(),
+            pa.large_list(pa.int64()),
+            pa.binary(2),
+            pa.struct({"b": pa.binary(2)}),
+        ],
     )
     def test_types_that_cannot_be_read_are_refused(self, type):
         with pytest.raises(InvalidInputError, match="JsonFormat cannot read 'x"):

@@ -136,14 +136,14 @@ class AvroFormat(Format):
             made = []
             first = header()
             columns = [_as_written(rows.column(name), type, name) for name, type in zip(names, types, strict=True)]
-            for row in pa.RecordBatch.from_arrays(columns, names=names).to_pylist(maps_as_pydicts="strict"):
-                text = io.BytesIO()
-                text.write(first)
-                try:
+            try:
+                for row in pa.RecordBatch.from_arrays(columns, names=names).to_pylist(maps_as_pydicts="strict"):
+                    text = io.BytesIO()
+                    text.write(first)
                     fastavro.schemaless_writer(text, plain, row)
-                except OF_MESSAGES as error:
-                    raise InvalidInputError(f"a row does not fit the Avro schema of {subject}: {error}") from error
-                made.append(text.getvalue())
+                    made.append(text.getvalue())
+            except OF_MESSAGES as error:
+                raise InvalidInputError(f"a row does not fit the Avro schema of {subject}: {error}") from error
             return made
 
         return encode

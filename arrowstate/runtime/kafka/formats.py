@@ -19,6 +19,7 @@ import pyarrow.json
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.functions.dead_letters import tried
+from arrowstate.schema.nanoseconds import nanoseconds_as_text
 from arrowstate.schema.types import check_type
 
 Bytes: TypeAlias = Sequence[bytes | None]
@@ -188,7 +189,17 @@ class JsonFormat(Format):
         """Return a function that makes messages."""
         names, _ = check_columns(self.schema, schema, "JsonFormat")
         encode = msgspec.json.Encoder(enc_hook=str).encode
-        return lambda rows: list(map(encode, rows.select(names).to_pylist(maps_as_pydicts="strict")))
+
+        def encode_all(rows: pa.RecordBatch) -> Bytes:
+            columns = [nanoseconds_as_text(rows.column(name)) for name in names]
+            try:
+                return list(
+                    map(encode, pa.RecordBatch.from_arrays(columns, names=names).to_pylist(maps_as_pydicts="strict"))
+                )
+            except OF_MESSAGES as error:
+                raise InvalidInputError(f"a row does not fit JSON: {error}") from error
+
+        return encode_all
 
 
 class JsonDecoder:
@@ -198,9 +209,10 @@ class JsonDecoder:
         self._schema = schema
         for field in schema:
             _check_readable(field.name, field.type, is_column=True)
-        # A column that is not null would make the parser refuse all messages for one.
-        self._read = pa.schema([pa.field(field.name, _read_as(field.type)) for field in schema])
-        self._options = pyarrow.json.ParseOptions(explicit_schema=self._read, unexpected_field_behavior="ignore")
+        self._options = _parse_options(schema, times_as=None)
+        has_times = any(pa.types.is_timestamp(field.type) for field in schema)
+        # The parser refuses finer digits than a unit has, so times that have them are read as texts.
+        self._as_texts = _parse_options(schema, times_as=pa.string()) if has_times else None
 
     def __call__(self, messages: Bytes) -> tuple[pa.RecordBatch, dict[int, Exception]]:
         """Return a row for each message, and the errors of those that do not fit."""
@@ -217,7 +229,14 @@ class JsonDecoder:
         # The parser does not look whether a text is UTF-8.
         text.decode()
         options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
-        rows = pyarrow.json.read_json(pa.BufferReader(text), options, self._options)
+        try:
+            rows = pyarrow.json.read_json(pa.BufferReader(text), options, self._options)
+        except pa.ArrowInvalid:
+            if self._as_texts is None:
+                raise
+            rows = pyarrow.json.read_json(pa.BufferReader(text), options, self._as_texts)
+            # Who writes such digits once will do it again.
+            self._options, self._as_texts = self._as_texts, None
         # Each message begins and ends as an object, so there are as many rows only if each is one.
         if rows.num_rows != len(messages):
             raise ValueError("it is more than one JSON object")
@@ -258,12 +277,17 @@ def _are_objects(text: bytes, messages: Sequence[bytes]) -> bool:
     return bool((found[ends - lengths + 1] == ord("{")).all() and (found[ends] == ord("}")).all())
 
 
-def _read_as(type: pa.DataType) -> pa.DataType:
-    """Return the type as which a column is read."""
-    if pa.types.is_timestamp(type) and type.unit in ("s", "ms"):
-        # The parser refuses finer digits than the unit has.
-        return pa.timestamp("us", type.tz)
-    return pa.string() if _is_text(type) else type
+def _parse_options(schema: pa.Schema, *, times_as: pa.DataType | None) -> pyarrow.json.ParseOptions:
+    """Return as which types columns are read."""
+
+    def read_as(type: pa.DataType) -> pa.DataType:
+        if pa.types.is_timestamp(type):
+            return times_as or pa.timestamp(_read_unit(type), type.tz)
+        return pa.string() if _is_text(type) else type
+
+    # A column that is not null would make the parser refuse all messages for one.
+    read = pa.schema([pa.field(field.name, read_as(field.type)) for field in schema])
+    return pyarrow.json.ParseOptions(explicit_schema=read, unexpected_field_behavior="ignore")
 
 
 def _is_text(type: pa.DataType) -> bool:
@@ -278,18 +302,62 @@ def _made(column: pa.Array, type: pa.DataType) -> pa.Array:
     if column.type == type:
         return column
     if pa.types.is_timestamp(type):
-        return column.cast(type, safe=False)
+        return _cut(_moments(column, type) if pa.types.is_string(column.type) else column, type)
     if pa.types.is_date(type):
         return column.cast(type)
     if pa.types.is_time(type):
-        moments = pc.binary_join_element_wise("1970-01-01T", column, "").cast(pa.timestamp("us"))
-        return moments.cast(pa.time64("us")).cast(type, safe=False)
+        texts = _with_digits(column, type)
+        moments = pc.binary_join_element_wise("1970-01-01T", texts, "").cast(pa.timestamp(_read_unit(type)))
+        return _cut(moments, pa.timestamp(type.unit)).cast(type)
     return pa.array([text and base64.b64decode(text, validate=True) for text in column.to_pylist()], type)
+
+
+_UNITS = {"s": "second", "ms": "millisecond"}
+
+
+def _cut(moments: pa.Array, type: pa.DataType) -> pa.Array:
+    """Return timestamps without the digits that the unit of a type does not have."""
+    if type.unit in _UNITS:
+        moments = pc.floor_temporal(moments, unit=_UNITS[type.unit])
+    return moments.cast(type)
+
+
+def _read_unit(type: pa.DataType) -> str:
+    """Return the unit in which times are read from text."""
+    return "ns" if type.unit == "ns" else "us"
+
+
+def _with_digits(texts: pa.Array, type: pa.DataType) -> pa.Array:
+    """Return times with no more digits than the unit has in which they are read."""
+    digits = 9 if type.unit == "ns" else 6
+    return pc.replace_substring_regex(texts, rf"([.]\d{{{digits}}})\d+", r"\1")
+
+
+def _moments(texts: pa.Array, type: pa.DataType) -> pa.Array:
+    """Return the moments that texts name; those without a zone are in UTC, as for Arrow's parser of JSON."""
+    texts = _with_digits(texts, type)
+    has_zone = pc.match_substring_regex(texts, r"[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
+    unit = _read_unit(type)
+    zoned = pc.if_else(has_zone, texts, None).cast(pa.timestamp(unit, "UTC"))
+    plain = pc.if_else(has_zone, None, texts).cast(pa.timestamp(unit)).cast(zoned.type)
+    return pc.coalesce(zoned, plain).cast(pa.timestamp(unit, type.tz))
+
+
+_NEAREST = {
+    pa.float16().id: "pa.float32()",
+    pa.large_list(pa.null()).id: "pa.list_(...)",
+    pa.binary(1).id: "pa.binary()",
+}
+"""What is read in the place of types that the parser does not have."""
 
 
 def _check_readable(name: str, type: pa.DataType, *, is_column: bool = False) -> None:
     """Refuse a type that cannot be read from JSON."""
-    if pa.types.is_list(type) or pa.types.is_large_list(type):
+    if type.id in _NEAREST:
+        raise InvalidInputError(
+            f"JsonFormat cannot read {name!r} as {type}; read it as {_NEAREST[type.id]} and convert it after that"
+        )
+    if pa.types.is_list(type):
         _check_readable(name, type.value_type)
     elif pa.types.is_struct(type):
         for field in type:

@@ -148,13 +148,13 @@ class ProtobufFormat(Format):
             made = []
             first = header()
             columns = [_in_parts_of_time(rows.column(name)) for name in own]
-            for row in pa.RecordBatch.from_arrays(columns, names=own).to_pylist(maps_as_pydicts="strict"):
-                message = kind()
-                try:
+            try:
+                for row in pa.RecordBatch.from_arrays(columns, names=own).to_pylist(maps_as_pydicts="strict"):
+                    message = kind()
                     _fill(message, row)
-                except (*OF_MESSAGES, ParseError) as error:
-                    raise InvalidInputError(f"a row does not fit the message {self.name}: {error}") from error
-                made.append(first + message.SerializeToString())
+                    made.append(first + message.SerializeToString())
+            except (*OF_MESSAGES, ParseError) as error:
+                raise InvalidInputError(f"a row does not fit the message {self.name}: {error}") from error
             return made
 
         return encode

@@ -1,0 +1,38 @@
+"""Times in nanoseconds as texts: Python has no values for them, only pandas has, which need not be there."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arrowstate.schema.conversion import with_children
+
+_DAY, _SECOND = 86_400_000_000_000, 1_000_000_000
+
+
+def nanoseconds_as_text(array: pa.Array, _: int = 0) -> pa.Array:
+    """Return values with ISO 8601 in the place of times in nanoseconds, also within others.
+
+    There are as many digits as Python's own times have, or all nine.
+    """
+    kind = array.type
+    if getattr(kind, "unit", None) != "ns":
+        return with_children(array, nanoseconds_as_text)
+    if pa.types.is_duration(kind):
+        counts = array.cast(pa.int64()).to_pylist()
+        return pa.array([None if count is None else _duration(count) for count in counts], pa.string())
+    local = pc.local_timestamp(array) if getattr(kind, "tz", None) is not None else array
+    texts = pc.replace_substring(local.cast(pa.string()), " ", "T")
+    texts = pc.replace_substring_regex(texts, r"\.0{9}$", "")
+    texts = pc.replace_substring_regex(texts, r"(\.\d{6})000$", r"\1")
+    if local is array:
+        return texts
+    zone = pc.replace_substring_regex(pc.strftime(array, format="%z"), r"(\d\d)$", r":\1")
+    return pc.binary_join_element_wise(texts, pc.replace_substring(zone, "+00:00", "Z"), "")
+
+
+def _duration(count: int) -> str:
+    days, rest = divmod(abs(count), _DAY)
+    seconds = f"{rest // _SECOND}.{rest % _SECOND:09}".rstrip("0").rstrip(".")
+    text = "P" + f"{days}D" * (days > 0 or not rest) + f"T{seconds}S" * (rest > 0)
+    return f"-{text}" if count < 0 else text
