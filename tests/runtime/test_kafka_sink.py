@@ -62,7 +62,7 @@ def test_a_message_has_key_headers_partition_and_timestamp_from_columns(kafka, t
             "user": ["ann", None],
             "n": [1, 2],
             "part": pa.array([1, 0], pa.int32()),
-            "at": pa.array([1_700_000_000_000, None], pa.timestamp("ms", "UTC")),
+            "at": pa.array([1_700_000_000_000_999, None], pa.timestamp("us", "UTC")),
             "notes": pa.array([[("a", b"1")], None], pa.map_(pa.string(), pa.binary())),
         }
     )
@@ -320,6 +320,8 @@ def test_what_is_wrong_with_an_argument_is_told(given, told):
     [
         ({"key": RawFormat("who")}, "RawFormat needs column 'who'; the rows have user, n"),
         ({"headers": "n"}, "headers need a column of map<string, binary>"),
+        ({"partition": "user"}, "partition needs a column of integers, and 'user' is string"),
+        ({"timestamp": "user"}, "timestamp needs a column of timestamps or of milliseconds since 1970, and 'user' is"),
         ({"partition": "part"}, "there is no column 'part' for partition"),
         ({"value": RawFormat("n")}, "RawFormat needs binary or string, and column 'n' is int64"),
         (

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.runtime.connectors import Sink, Token
@@ -70,6 +71,7 @@ class KafkaSink(Sink):
         An integer column with the number of the partition; by default the partitioner chooses.
     timestamp : str, optional
         A column with the timestamp of the message, a timestamp or milliseconds since 1970; by default when it is sent.
+        Finer digits than milliseconds are cut.
     partitioner : str, default "murmur2_random"
         How a partition follows from the key, in the words of librdkafka; the default is that of Java's clients.
     guarantee : {"exactly-once", "at-least-once"}, default "exactly-once"
@@ -398,10 +400,8 @@ class _Messages:
                 raise InvalidInputError(
                     f"there is no column {column!r} for {name}; the rows have {', '.join(schema.names)}"
                 )
-        if (headers := self._columns.get("headers")) and schema.field(headers).type != _HEADERS:
-            raise InvalidInputError(
-                f"headers need a column of {_HEADERS}, and {headers!r} is {schema.field(headers).type}"
-            )
+        for name, column in self._columns.items():
+            _check_column(name, schema.field(column))
         self._key: Encode | None = None
         taken = set(self._columns.values())
         if sink.key is not None:
@@ -438,10 +438,28 @@ class _Messages:
             failed.append(next(message["_error"] for message in messages if "_error" in message))
 
 
+def _check_column(name: str, field: pa.Field) -> None:
+    """Refuse a column of another type than what it is for."""
+    if name == "headers" and field.type != _HEADERS:
+        raise InvalidInputError(f"headers need a column of {_HEADERS}, and {field.name!r} is {field.type}")
+    if name == "partition" and not pa.types.is_integer(field.type):
+        raise InvalidInputError(f"partition needs a column of integers, and {field.name!r} is {field.type}")
+    is_time = pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)
+    if name == "timestamp" and not is_time and not pa.types.is_integer(field.type):
+        raise InvalidInputError(
+            f"timestamp needs a column of timestamps or of milliseconds since 1970, and {field.name!r} is {field.type}"
+        )
+
+
 def _plain(name: str, column: pa.Array) -> list[Any]:
     """Return what the client takes for a column."""
     if name == "timestamp":
-        return column.cast(pa.timestamp("ms", getattr(column.type, "tz", None))).cast(pa.int64()).to_pylist()
+        if pa.types.is_timestamp(column.type):
+            # Of finer times a message has the milliseconds.
+            column = pc.floor_temporal(column.view(pa.timestamp(column.type.unit)), unit="millisecond")
+        if not pa.types.is_integer(column.type):
+            column = column.cast(pa.timestamp("ms"))
+        return column.cast(pa.int64()).to_pylist()
     if name == "headers":
         return [headers or None for headers in column.to_pylist()]
     return column.to_pylist()
