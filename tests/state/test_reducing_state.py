@@ -1,9 +1,11 @@
 """Reducing state: what semantics promise of folding values into one per key."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from arrowstate import InvalidInputError, ReducingStateDescriptor, ValueTypeError
+from arrowstate.windows import CountWindows, WindowOperator
 
 USER = pa.schema([("user", pa.string())])
 DELAYS = pa.struct([("flights", pa.int64()), ("total", pa.int64()), ("longest", pa.float64())])
@@ -126,6 +128,21 @@ def test_count_counts_whatever_it_is_given(backend):
 
     assert seen.get() == 3
     assert seen.get_batch(["bob"]).to_pylist() == [1]
+
+
+@pytest.mark.parametrize("values", [["x", 1.5], [b"x", {"a": object()}], np.array([1.5, np.nan]), np.array(["x", "y"])])
+def test_what_is_counted_in_a_batch_may_be_values_of_python_or_numpy_of_any_type(backend, delays, values):
+    seen = backend.state(ReducingStateDescriptor("seen", pa.int64(), reduce="count"))
+    windows = WindowOperator(backend, CountWindows(2), ReducingStateDescriptor("n", pa.int64(), reduce="count"))
+
+    seen.add_batch(["ann", "bob"], values)
+    seen.add_batch(["ann", "bob"], ["x", None])
+    delays.add_batch(["ann", "ann"], [{"flights": value, "total": 2} for value in values])
+    fired = windows.process(["ann", "ann"], None, values).fired
+
+    assert seen.get_batch(["ann", "bob"]).to_pylist() == [2, None]
+    assert delays.get_batch(["ann"]).to_pylist() == [{"flights": 2, "total": 4, "longest": None}]
+    assert fired["n"].to_pylist() == [2]
 
 
 def test_a_reducer_per_field_passes_null_fields_over_and_clears_on_a_null_value(backend, delays):

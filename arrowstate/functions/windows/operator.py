@@ -40,7 +40,7 @@ from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.base import KeyedState
 from arrowstate.state.inspection import namespaces_of
 from arrowstate.state.kinds.list import ListState
-from arrowstate.state.kinds.reducing import ReducingState
+from arrowstate.state.kinds.reducing import ReducingState, countable
 from arrowstate.state.kinds.timers import TimerState
 from arrowstate.table.columns import canonical_floats, take
 from arrowstate.table.key_batch import KeyBatch
@@ -333,7 +333,8 @@ class WindowOperator:
         return Batch(columns, given, times)
 
     def _value_column(self, values: Any, rows: int) -> pa.Array:
-        descriptor, values = self._contents.descriptor, as_arrow(values)
+        descriptor = self._contents.descriptor
+        values = as_arrow(countable(descriptor, values))
         if isinstance(values, pa.RecordBatch):
             values = values.to_struct_array()
         # What a count counts may have any type; the state itself looks at the others.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,12 @@ import pyarrow as pa
 from arrowstate.errors import ProcessElementError, ValueOverflowError, ValueTypeError
 from arrowstate.schema.descriptors import (
     ReducingStateDescriptor,
+    StateDescriptor,
     StoredCallable,
 )
 from arrowstate.schema.keys import value_array
 from arrowstate.schema.plain import column_of
-from arrowstate.schema.types import as_arrow
+from arrowstate.schema.types import as_arrow, numpy_array
 from arrowstate.state.folds.reducers import may_fold_in_parts, reduce_by_callable, reduce_column, reduce_scalar
 from arrowstate.state.folds.retraction import amounts, check_retractable, row_flags, without_empty
 from arrowstate.state.kinds.merging import MergePlan, MergingState
@@ -174,9 +175,7 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         return self._expiry.written(found, updated)
 
     def _given(self, values: Any, rows: int) -> pa.Array:
-        descriptor = self.descriptor
-        if descriptor.reduce == "count" or isinstance(descriptor.reduce, Mapping):
-            values = as_arrow(values)
+        descriptor, values = self.descriptor, countable(self.descriptor, values)
         if descriptor.reduce == "count" and isinstance(values, (pa.Array, pa.ChunkedArray)):
             return value_array(values, values.type, rows, descriptor.name)
         if isinstance(descriptor.reduce, Mapping) and isinstance(values, (pa.RecordBatch, pa.StructArray)):
@@ -289,6 +288,26 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
     def get(self) -> Any:
         """Return the value of the current key as a plain Python value, None if it has none."""
         return self._plain(self._read_current())
+
+
+def countable(descriptor: StateDescriptor, values: Any) -> Any:
+    """Return values as a state takes them whose counted values may have any type: of Python's own only nulls matter."""
+    reduce = descriptor.reduce if isinstance(descriptor, ReducingStateDescriptor) else None
+    if reduce != "count" and not isinstance(reduce, Mapping):
+        return values
+    values = as_arrow(values)
+    if isinstance(values, np.ndarray) and values.dtype != np.dtype(object):
+        return numpy_array(values) if reduce == "count" else values
+    if not isinstance(values, (Sequence, np.ndarray)) or isinstance(values, (str, bytes)):
+        return values
+    if isinstance(reduce, str):
+        return [None if value is None else 1 for value in values]
+    counted = [name for name, one in reduce.items() if one == "count"]
+    return [_with_ones(value, counted) if isinstance(value, Mapping) else value for value in values]
+
+
+def _with_ones(value: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {**value, **{name: 1 for name in names if value.get(name) is not None}}
 
 
 def _without(found: Found, groups: Mapping[int, int]) -> Found:
