@@ -324,6 +324,46 @@ def test_values_come_to_postgres_as_they_are(database: str, connection: Any, typ
     sink.close()
 
 
+NESTED = {
+    "json": (pa.array([{"raw": b"\x00\xff", "parts": [b"a"]}]), [{"raw": "\\x00ff", "parts": ["\\x61"]}]),
+    "jsonb": (pa.array([[(b"k", 1)]], pa.map_(pa.binary(), pa.int64())), [{"\\x6b": 1}]),
+    "json ": (pa.array([[(datetime.date(2026, 1, 2), 1)]], pa.map_(pa.date32(), pa.int64())), [{"2026-01-02": 1}]),
+    "jsonb ": (
+        pa.array([{"at": 1_000_000_001}], pa.struct({"at": pa.timestamp("ns", "UTC")})),
+        [{"at": "1970-01-01T00:00:01.000000001Z"}],
+    ),
+    "timestamptz[]": (
+        pa.array([[1_001]], pa.list_(pa.timestamp("ns", "UTC"))),
+        [[datetime.datetime(1970, 1, 1, 0, 0, 0, 1, datetime.UTC)]],
+    ),
+    "interval[]": (pa.array([[-1_500_001]], pa.list_(pa.duration("ns"))), [[datetime.timedelta(microseconds=-1_500)]]),
+}
+
+
+@pytest.mark.parametrize("type", NESTED)
+def test_nested_values_come_to_postgres_as_its_own_do(database: str, connection: Any, type: str) -> None:
+    connection.execute(f"create table kept (value {type})")
+    rows, expected = NESTED[type]
+    sink = PostgresSink(database, "kept")
+    sink.open("a-store", "a-sink")
+
+    sink.commit(pa.table({"value": rows}), token(1))
+
+    assert [row[0] for row in connection.execute("select value from kept").fetchall()] == expected
+    sink.close()
+
+
+def test_a_value_for_which_postgres_has_no_text_is_told_with_its_column(database: str, connection: Any) -> None:
+    connection.execute("create table kept (value jsonb)")
+    sink = PostgresSink(database, "kept")
+    sink.open("a-store", "a-sink")
+    twice = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
+
+    with pytest.raises(InvalidInputError, match="column 'value' has a value for which PostgreSQL has no text"):
+        sink.commit(pa.table({"value": twice}), token(1))
+    sink.close()
+
+
 def test_a_column_for_which_postgres_has_no_text_is_named(database: str, connection: Any) -> None:
     connection.execute("create table kept (value text)")
     sink = PostgresSink(database, "kept")
