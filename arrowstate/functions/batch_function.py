@@ -121,8 +121,8 @@ class BatchContext(Context):
         """Return the distinct keys of a batch, checked and hashed once for several verbs.
 
         Value, reducing and aggregating states without namespaces accept the result in place of key columns, and their
-        `read_keys` returns one value per distinct key; other states refuse it. Its `columns` are the key columns, each
-        key once, in the order of the key hash.
+        `read_keys` returns one value per distinct key, as `get_batch` does; other states refuse it. Its `columns` are
+        the key columns, each key once, in the order of the key hash.
 
         Returns
         -------

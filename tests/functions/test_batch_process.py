@@ -250,3 +250,14 @@ def test_states_whose_rows_are_told_apart_by_more_than_the_key_refuse_grouped_ke
         put(state, backend.group_keys(pa.array([1, 2])))
 
     assert not state.table.runs
+
+
+def test_keys_that_are_grouped_have_the_values_that_get_batch_returns(backend):
+    mean = backend.state(arrowstate.AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean"))
+    level = backend.state(arrowstate.ValueStateDescriptor("level", pa.int64(), default=7))
+    keys = backend.group_keys([1, 2, 1])
+    mean.add_batch(keys, [1, 5, 2])
+    level.update_batch([2], [9])
+
+    for state in (mean, level):
+        assert state.read_keys(keys).equals(state.get_batch(keys.columns[0]))

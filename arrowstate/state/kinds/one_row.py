@@ -30,7 +30,7 @@ LOWEST = np.iinfo(np.int64).min
 class OneRowState(KeyedState[D]):
     """A state with one row per key: value, reducing and aggregating state."""
 
-    _plumbing = frozenset({"stage", "values_of"})
+    _plumbing = frozenset({"stage", "stored_values", "values_of"})
 
     @atomic
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
@@ -68,8 +68,13 @@ class OneRowState(KeyedState[D]):
         """Return what is answered for what is stored."""
         return values
 
+    @atomic
     def read_keys(self, keys: KeyBatch) -> pa.Array:
-        """Return one value per distinct key of a batch that is grouped already; null where there is none."""
+        """Return one value per distinct key of a batch that is grouped already, as `get_batch` returns it."""
+        return self._answers(self.stored_values(keys))
+
+    def stored_values(self, keys: KeyBatch) -> pa.Array:
+        """Return what is stored for each distinct key of a batch that is grouped already; null where it has nothing."""
         self._flush()
         return self._read_found(self._keys(keys, None))
 

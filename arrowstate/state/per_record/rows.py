@@ -56,7 +56,7 @@ class _ElementRow(ElementState[OneRow]):
         self._values, self._rows, self._write = [], [], None
 
     def _read(self, stored: KeyBatch) -> list[Any]:
-        return self._plain(self.state.read_keys(stored))
+        return self._plain(self.state.stored_values(stored))
 
     def _written(self) -> tuple[KeyBatch, Sequence[Any], Sequence[int]]:
         """Return the keys written to, the place of each, and the row that wrote to it last."""
@@ -337,7 +337,7 @@ class ElementAggregating(_ElementFold[AggregatingState]):
 
     def _read(self, stored: KeyBatch) -> list[Any]:
         # A value is the number of a stored accumulator, or one that has been folded in this batch.
-        self._accumulators = self.state.read_keys(stored)
+        self._accumulators = self.state.stored_values(stored)
         return list(range(len(stored)))
 
     def _one(self, place: Any) -> pa.StructArray:
