@@ -256,6 +256,34 @@ def test_columns_that_do_not_fit_are_refused_where_the_sink_is_declared(
         Job(tmp_path / "store").source(TableSource(rows), uid="rows").sink(place.sink(), uid="out")
 
 
+@pytest.mark.parametrize("wrap", [lambda part: part, pa.list_], ids=["struct", "list"])
+def test_a_field_that_the_structs_of_a_table_do_not_have_is_not_dropped(
+    place: Delta | Iceberg, tmp_path: Path, wrap: Any
+) -> None:
+    place.make(pa.schema({"part": wrap(pa.struct({"a": pa.int64()}))}))
+    given = pa.schema({"part": wrap(pa.struct({"a": pa.int64(), "more": pa.string()}))})
+    rows = pa.table([pa.nulls(1, given.field("part").type)], schema=given)
+    sink = place.sink()
+    sink.open("a-store", "a-sink")
+
+    with pytest.raises(InvalidInputError, match="sink 'out': column 'part' of the rows .* no field 'more'"):
+        Job(tmp_path / "store").source(TableSource(rows), uid="rows").sink(place.sink(), uid="out")
+    with pytest.raises(InvalidInputError, match="column 'part' of the rows .* no field 'more'"):
+        sink.commit(rows, token(1))
+
+
+def test_a_number_does_not_become_infinite(place: Delta | Iceberg) -> None:
+    place.make(pa.schema({"ratio": pa.float32()}))
+    sink = place.sink()
+    sink.open("a-store", "a-sink")
+
+    with pytest.raises(InvalidInputError, match="column 'ratio' of the rows is double, and has values that float"):
+        sink.commit(pa.table({"ratio": [1e300]}), token(1))
+
+    sink.commit(pa.table({"ratio": [0.5, float("inf"), None]}), token(2))
+    assert place.rows()["ratio"].to_pylist() == [0.5, float("inf"), None]
+
+
 def test_a_table_that_is_not_there_or_gone_is_told(place: Delta | Iceberg) -> None:
     with pytest.raises(InvalidInputError, match="there is no .* table .*t'.*; make it first"):
         place.sink().open("a-store", "a-sink")

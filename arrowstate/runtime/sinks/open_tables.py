@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.runtime.connectors import Sink, Token
+from arrowstate.schema.types import CONVERSION_ERRORS, safe_cast
 
 _ATTEMPTS = 5
 
@@ -31,11 +32,11 @@ class OpenTableSink(Sink):
         for field in columns:
             given = schema.field(field.name).type
             try:
-                pa.nulls(0, given).cast(_storage_type(field.type))
-            except pa.ArrowNotImplementedError:
+                safe_cast(pa.nulls(0, given), _storage_type(field.type))
+            except CONVERSION_ERRORS as error:
                 raise InvalidInputError(
                     f"sink {uid!r}: column {field.name!r} of the rows is {given}, which cannot become the "
-                    f"{field.type} of {self._name}"
+                    f"{field.type} of {self._name}: {error}"
                 ) from None
 
     def open(self, store_id: str, uid: str) -> None:  # noqa: ARG002
@@ -100,9 +101,10 @@ class OpenTableSink(Sink):
         for field in columns:
             if not field.nullable and rows[field.name].null_count:
                 raise InvalidInputError(f"column {field.name!r} has nulls, which {self._name} does not allow")
+            type = _storage_type(field.type)
             try:
-                arrays.append(rows[field.name].cast(_storage_type(field.type)))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                arrays.append(pa.chunked_array([safe_cast(chunk, type) for chunk in rows[field.name].chunks], type))
+            except CONVERSION_ERRORS as error:
                 raise InvalidInputError(
                     f"column {field.name!r} of the rows is {rows.schema.field(field.name).type}, and has values that "
                     f"{field.type} of {self._name} cannot hold: {error}"
