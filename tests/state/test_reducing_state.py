@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from arrowstate import InvalidInputError, ReducingStateDescriptor, ValueTypeError
-from arrowstate.windows import CountWindows, WindowOperator
+from arrowstate.windows import CountWindows, TumblingEventTimeWindows, WindowOperator
 
 USER = pa.schema([("user", pa.string())])
 DELAYS = pa.struct([("flights", pa.int64()), ("total", pa.int64()), ("longest", pa.float64())])
@@ -139,10 +139,16 @@ def test_what_is_counted_in_a_batch_may_be_values_of_python_or_numpy_of_any_type
     seen.add_batch(["ann", "bob"], ["x", None])
     delays.add_batch(["ann", "ann"], [{"flights": value, "total": 2} for value in values])
     fired = windows.process(["ann", "ann"], None, values).fired
+    by_time = WindowOperator(
+        backend, TumblingEventTimeWindows(9), ReducingStateDescriptor("t", pa.int64(), reduce="count")
+    )
+    by_time.advance_watermark(9)
+    late = [by_time.process(["ann"] * 2, [1, 2], given).late["t"].to_pylist() for given in ([7, 8], ["x", "y"])]
 
     assert seen.get_batch(["ann", "bob"]).to_pylist() == [2, None]
     assert delays.get_batch(["ann"]).to_pylist() == [{"flights": 2, "total": 4, "longest": None}]
     assert fired["n"].to_pylist() == [2]
+    assert late == [[7, 8], ["x", "y"]]
 
 
 def test_a_reducer_per_field_passes_null_fields_over_and_clears_on_a_null_value(backend, delays):

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import InvalidInputError, ValueTypeError
 from arrowstate.functions.windows.assigners import (
     CountWindows,
     SessionWindows,
@@ -333,13 +333,17 @@ class WindowOperator:
         return Batch(columns, given, times)
 
     def _value_column(self, values: Any, rows: int) -> pa.Array:
-        descriptor = self._contents.descriptor
-        values = as_arrow(countable(descriptor, values))
+        descriptor, values = self._contents.descriptor, as_arrow(values)
         if isinstance(values, pa.RecordBatch):
             values = values.to_struct_array()
         # What a count counts may have any type; the state itself looks at the others.
-        kind = values.type if isinstance(values, (pa.Array, pa.ChunkedArray)) else descriptor.type
-        column = value_array(values, kind, rows, descriptor.name)
+        try:
+            kind = values.type if isinstance(values, (pa.Array, pa.ChunkedArray)) else descriptor.type
+            column = value_array(values, kind, rows, descriptor.name)
+        except ValueTypeError:
+            values = countable(descriptor, values)
+            kind = values.type if isinstance(values, pa.Array) else descriptor.type
+            column = value_array(values, kind, rows, descriptor.name)
         if column.null_count:
             row = first_null(column)
             raise InvalidInputError(f"a value of a window must not be null, the one in row {row} is")

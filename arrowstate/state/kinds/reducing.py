@@ -17,7 +17,7 @@ from arrowstate.schema.descriptors import (
 )
 from arrowstate.schema.keys import value_array
 from arrowstate.schema.plain import column_of
-from arrowstate.schema.types import as_arrow, numpy_array
+from arrowstate.schema.types import CONVERSION_ERRORS, as_arrow, numpy_array
 from arrowstate.state.folds.reducers import may_fold_in_parts, reduce_by_callable, reduce_column, reduce_scalar
 from arrowstate.state.folds.retraction import amounts, check_retractable, row_flags, without_empty
 from arrowstate.state.kinds.merging import MergePlan, MergingState
@@ -291,7 +291,7 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
 
 
 def countable(descriptor: StateDescriptor, values: Any) -> Any:
-    """Return values as a state takes them whose counted values may have any type: of Python's own only nulls matter."""
+    """Return values as a state takes them that counts values of any type: those of Python's own of Arrow or as ones."""
     reduce = descriptor.reduce if isinstance(descriptor, ReducingStateDescriptor) else None
     if reduce != "count" and not isinstance(reduce, Mapping):
         return values
@@ -301,7 +301,10 @@ def countable(descriptor: StateDescriptor, values: Any) -> Any:
     if not isinstance(values, (Sequence, np.ndarray)) or isinstance(values, (str, bytes)):
         return values
     if isinstance(reduce, str):
-        return [None if value is None else 1 for value in values]
+        try:
+            return pa.array(values)
+        except CONVERSION_ERRORS:  # Values of several types.
+            return [None if value is None else 1 for value in values]
     counted = [name for name, one in reduce.items() if one == "count"]
     return [_with_ones(value, counted) if isinstance(value, Mapping) else value for value in values]
 
