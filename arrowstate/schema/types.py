@@ -160,6 +160,10 @@ def _unknown_field(given: pa.DataType, kind: pa.DataType) -> str:
     """Return the path of a field of structs that another type has not, "" if there is none."""
     if not pa.types.is_nested(kind) or not pa.types.is_nested(given):
         return ""
+    if pa.types.is_map(kind) and pa.types.is_map(given):
+        # The names of keys and items are of no account.
+        pairs = ((given.key_type, kind.key_type), (given.item_type, kind.item_type))
+        return next(filter(None, (_unknown_field(*pair) for pair in pairs)), "")
     if not pa.types.is_struct(kind) or not pa.types.is_struct(given):
         parts = range(min(given.num_fields, kind.num_fields))
         return next(filter(None, (_unknown_field(given.field(i).type, kind.field(i).type) for i in parts)), "")

@@ -481,6 +481,7 @@ class TestAvro:
             ("int", pa.array([1 << 40])),
             ("long", pa.array([1 << 63], pa.uint64())),
             ("long", pa.array([1.5])),
+            ("float", pa.array([1e300])),
             ("boolean", pa.array(["false"])),
             ({"type": "array", "items": "int"}, pa.array([[1 << 40]])),
             ({"type": "map", "values": "int"}, pa.array([[("a", 1 << 40)]], pa.map_(pa.string(), pa.int64()))),
@@ -659,6 +660,18 @@ class TestProtobuf:
         back = around(ProtobufFormat(message_class()), pa.table({"at": at}))
 
         assert back["at"].cast(pa.timestamp("s", "UTC")).cast(pa.int64()).to_pylist() == [-5, 1_704_067_200]
+
+    def test_a_number_that_is_too_large_for_a_float_is_told(self):
+        file = descriptor_pb2.FileDescriptorProto(name="f.proto", package="f", syntax="proto3")
+        file.message_type.add(name="F").field.add(name="x", number=1, type=2, label=1)
+        pool = descriptor_pool.DescriptorPool()
+        pool.Add(file)
+        format = ProtobufFormat(message_factory.GetMessageClass(pool.FindMessageTypeByName("f.F")))
+
+        with pytest.raises(InvalidInputError, match=r"1e\+300 is outside of the range of the float 'x'"):
+            around(format, pa.table({"x": [1e300]}))
+
+        assert around(format, pa.table({"x": [0.5, float("inf")]}))["x"].to_pylist() == [0.5, float("inf")]
 
     def test_a_null_in_a_list_of_messages_is_told(self):
         rows = pa.table({"shops": pa.array([[{"id": 1}, None]])})

@@ -482,6 +482,38 @@ def test_a_value_that_does_not_fit_names_the_row(tmp_path: Path, kind: str) -> N
     assert (caught.value.split, caught.value.row) == (f"a.{suffix}", 50)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "arrow stream"])
+def test_a_number_that_is_too_large_for_a_float_names_the_row(tmp_path: Path, kind: str) -> None:
+    format, suffix, write = WRITERS[kind]
+    write(tmp_path / f"a.{suffix}", pa.table({"x": [0.5, float("inf"), None, 1e300]}))
+    source = FileSource(tmp_path, format, schema=pa.schema({"x": pa.float32()}))
+
+    with pytest.raises(SourceError, match="column 'x' does not fit float") as caught:
+        all_rows(source)
+
+    assert (caught.value.split, caught.value.row) == (f"a.{suffix}", 3)
+
+
+def test_a_map_is_read_whatever_its_keys_and_items_are_called(tmp_path: Path) -> None:
+    kind = pa.map_(pa.field("name", pa.string(), nullable=False), pa.field("count", pa.int64()))
+    WRITERS["arrow"][2](tmp_path / "a.arrow", pa.table({"x": pa.array([[("a", 1)], None], kind)}))
+    source = FileSource(tmp_path, "arrow", schema=pa.schema({"x": pa.map_(pa.string(), pa.int32())}))
+
+    assert all_rows(source) == [{"x": [("a", 1)]}, {"x": None}]
+
+
+@pytest.mark.parametrize("type", [pa.string(), pa.list_(pa.string())])
+def test_a_text_in_json_that_is_not_utf8_names_the_row(tmp_path: Path, type: pa.DataType) -> None:
+    text = b'"\xff"' if pa.types.is_string(type) else b'["\xff"]'
+    (tmp_path / "a.json").write_bytes(b'{"x": null}\n' * 3 + b'{"x": ' + text + b'}\n{"x": null}\n')
+    source = FileSource(tmp_path, "json", schema=pa.schema({"x": type}))
+
+    with pytest.raises(SourceError, match="column 'x' does not fit: .*Invalid UTF8") as caught:
+        all_rows(source)
+
+    assert (caught.value.split, caught.value.row) == ("a.json", 3)
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "arrow stream", "csv"])
 @pytest.mark.parametrize(
     ("columns", "message"), [({"m": pa.int64()}, "'m'"), ({"text": pa.int64()}, "text|invalid value")]

@@ -184,6 +184,12 @@ def test_a_missing_key_column_is_a_type_error_that_names_the_schema(keys):
         (pa.int64(), [1, None, 3]),
         (pa.int64(), pa.chunked_array([[1], [None, 3]])),
         (pa.list_(pa.int64()), pa.array([[1], None, []], pa.list_(pa.int8()))),
+        (
+            pa.map_(pa.string(), pa.int64()),
+            pa.array(
+                [[("a", 1)], None, []], pa.map_(pa.field("name", pa.string(), nullable=False), pa.field("n", pa.int8()))
+            ),
+        ),
         (STRUCT, pa.record_batch({"a": [1, 2, 3], "b": ["x", None, "y"]})),
         (STRUCT, pa.array([{"a": 1, "b": "x"}, None, {"a": None, "b": None}])),
     ],

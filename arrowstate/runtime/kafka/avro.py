@@ -25,7 +25,7 @@ from arrowstate.runtime.kafka.formats import (
 )
 from arrowstate.runtime.kafka.registry import HEADER, SchemaRegistry
 from arrowstate.schema.conversion import with_children
-from arrowstate.schema.types import is_list
+from arrowstate.schema.types import is_list, safe_cast
 
 _PRIMITIVES = {
     "null": pa.null(),
@@ -255,6 +255,8 @@ def _as_written(column: pa.Array, type: pa.DataType, name: str) -> pa.Array:
             column = _floored(column, type)
         elif pa.types.is_integer(type) and (pa.types.is_integer(given) or pa.types.is_floating(given)):
             return column.cast(type)
+        elif pa.types.is_floating(given) and pa.types.is_floating(type):
+            return safe_cast(column, type)
         elif any(test(given) and test(type) for test in (pa.types.is_date, pa.types.is_decimal)):
             column = column.cast(type)
         elif pa.types.is_boolean(type) and not (pa.types.is_boolean(given) or pa.types.is_null(given)):
@@ -262,7 +264,7 @@ def _as_written(column: pa.Array, type: pa.DataType, name: str) -> pa.Array:
         elif _is_alike(given, type):
             parts = _parts_of(type, given)
             return with_children(column, lambda part, number: _as_written(part, parts[number], name))
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OverflowError) as error:
         raise InvalidInputError(f"column {name!r} of the rows has a value that is no {type}: {error}") from None
     is_count = pa.types.is_temporal(type) and pa.types.is_temporal(given)
     return column.cast(pa.int32() if type.bit_width == 32 else pa.int64()) if is_count else column

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,9 +44,11 @@ _TYPES = {
 }
 """By the number of a type in a descriptor; an enum is the name of its value."""
 
+_FLOAT = 2
 _MESSAGE = 11
 _ENUM = 14
 _TIMESTAMP = "google.protobuf.Timestamp"
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
@@ -294,6 +297,8 @@ def _fill_message(message: Any, value: Any) -> None:
 
 def _plain(field: Any, value: Any) -> Any:
     """Return what a field takes that is no message."""
+    if field.type == _FLOAT and isinstance(value, float) and math.isfinite(value) and abs(value) > _LARGEST_FLOAT:
+        raise ValueError(f"{value} is outside of the range of the float {field.name!r}")
     if field.type != _ENUM or not isinstance(value, str):
         return value
     found = field.enum_type.values_by_name.get(value)

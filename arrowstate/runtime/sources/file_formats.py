@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
+
+from arrowstate.schema.types import safe_cast
 
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 64 << 20
@@ -77,9 +79,9 @@ class RowFile(ABC):
         if _family(column.type) != _family(field.type):
             raise Misfit(f"column {field.name!r} is {column.type} in the file, not {field.type}")
         try:
-            return column.cast(field.type)
-        except pa.ArrowInvalid as error:
-            row = self.count + _first_misfit(column, field.type)
+            return safe_cast(column, field.type)
+        except (pa.ArrowInvalid, OverflowError) as error:
+            row = self.count + _first_misfit(column, lambda part: safe_cast(part, field.type))
             raise Misfit(f"column {field.name!r} does not fit {field.type}: {error}", row) from error
 
 
@@ -225,11 +227,23 @@ class JsonRows(TextRows):
 
     def parsed(self, text: pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Return the rows of a text."""
-        return pyarrow.json.open_json(
+        parsed = pyarrow.json.open_json(
             text,
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
             parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
         )
+        return map(self._checked, parsed)
+
+    def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows whose texts are UTF-8, which the parser does not look at."""
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                # The values of lists are looked at as a whole, also of a slice.
+                row = self.count + _first_misfit(column, lambda part: part.take(_all(part)).validate(full=True))
+                raise Misfit(f"column {name!r} does not fit: {error}", row) from error
+        return rows
 
     def row_of(self, error: BaseException) -> int | None:
         """Return the row of a message, which counts from the beginning of a block."""
@@ -270,18 +284,22 @@ def _family(type: pa.DataType) -> str:
     return str(type)
 
 
-def _first_misfit(column: pa.Array, type: pa.DataType) -> int:
-    """Return the first row of a column that cannot be cast, of which there is one."""
+def _first_misfit(column: pa.Array, check: Callable[[pa.Array], Any]) -> int:
+    """Return the first row of a column that does not pass a check, of which there is one."""
     low, high = 0, len(column) - 1
     while low < high:
         middle = (low + high) // 2
         try:
-            column.slice(low, middle - low + 1).cast(type)
-        except pa.ArrowInvalid:
+            check(column.slice(low, middle - low + 1))
+        except (pa.ArrowInvalid, OverflowError):
             high = middle
         else:
             low = middle + 1
     return low
+
+
+def _all(column: pa.Array) -> pa.Array:
+    return pa.array(range(len(column)), pa.int64())
 
 
 def _width(type: pa.DataType) -> int:

@@ -48,8 +48,8 @@ class FileSource(Source):
         `.zst`, `.lz4`). Arrow is the file format or the stream format of Arrow IPC.
     schema : pa.Schema, optional
         The columns to read, by their names; other columns of the files are left out. Numbers, texts, bytes and times
-        of other widths are converted if nothing is lost. By default it is the schema of the oldest file; for CSV and
-        JSON it is required.
+        of other widths are converted if nothing is lost, but a narrower float is rounded. By default it is the schema
+        of the oldest file; for CSV and JSON it is required.
     is_bounded : bool, default True
         Whether it reads only the files that exist when the job starts; otherwise it looks for new files for ever.
     discovery_ms : int, default 10_000
