@@ -14,7 +14,7 @@ from arrowstate.errors import InvalidInputError, NullKeyError, ProcessElementErr
 from arrowstate.functions.process_function import Collector, KeyedProcessFunction, ProcessContext
 from arrowstate.functions.runner import Runner, batches_of, key_columns_of
 from arrowstate.functions.side_outputs import ElementSides, element_array
-from arrowstate.schema.plain import copying, plain_values
+from arrowstate.schema.plain import keeping, plain_values
 from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import first_null
 from arrowstate.state.backend.keyed import KeyedStateBackend
@@ -74,8 +74,12 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         operator_states: OperatorStateBackend | None = None,
     ) -> None:
         self._output = pa.null() if output is None else output
+        if not isinstance(self._output, pa.DataType):
+            raise InvalidInputError(
+                f"output must be the Arrow type of what the function emits, such as pa.int64(), got {output!r}"
+            )
         # Until the batch ends, the function may change what it has emitted.
-        self._copied = copying(self._output)
+        self._kept = keeping(self._output)
         self._timestamp = timestamp
         self._row_types: dict[tuple[str, ...], Callable[[Any], Any]] = {}
         with_timers = type(function).on_timer is not KeyedProcessFunction.on_timer
@@ -188,7 +192,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
             return pa.array([], self._output)
         keys = self._backend.group_keys(key_columns_of(self._backend.key, due.select(self._backend.key.names)))
         numbers, times = keys.groups().tolist(), due.column(0).to_pylist()
-        context, out = self._context, Collector(self._copied)
+        context, out = self._context, Collector(self._kept)
         fired: list[int] = []
         counts: list[int] = []
         context.enter(self._plain_keys(keys), fired)
@@ -209,7 +213,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
 
     def _run(self, batch: pa.RecordBatch, numbers: list[int]) -> tuple[list[Any], list[int]]:
         """Call the function for every row; return what it emitted, and how much it had emitted after each row."""
-        context, out = self._context, Collector(self._copied)
+        context, out = self._context, Collector(self._kept)
         process = self._function.process_element
         columns = [plain_values(batch.column(n), f"column {name!r}") for n, name in enumerate(batch.schema.names)]
         elements = map(self._row_type(batch.schema.names), zip(*columns, strict=True))

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, ProcessElementError
-from arrowstate.schema.plain import copying
+from arrowstate.schema.plain import keeping
 from arrowstate.schema.types import CONVERSION_ERRORS, python_array
 from arrowstate_formats.names import check_operator_uid
 
@@ -143,12 +143,12 @@ class ElementSides(Sides[tuple[list[Any], list[int]]]):
     def __init__(self, function: object) -> None:
         super().__init__(function)
         # Until the batch ends, the function may change what it has handed over.
-        self._copied = {name: copying(_kind_of(tag)) for name, tag in self._tags.items()}
+        self._kept = {name: keeping(_kind_of(tag)) for name, tag in self._tags.items()}
 
     def add(self, tag: OutputTag, value: Any, row: int) -> None:
         """Take a value."""
         values, rows = self._open(tag).setdefault(tag.name, ([], []))
-        values.append(self._copied[tag.name](value))
+        values.append(self._kept[tag.name](value))
         rows.append(row)
 
     def table(self, tag: OutputTag, given: tuple[list[Any], list[int]]) -> pa.Table:

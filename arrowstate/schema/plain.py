@@ -145,6 +145,12 @@ def copying(kind: pa.DataType) -> Callable[[Any], Any]:
     return copy.deepcopy if nested else copy.copy
 
 
+def keeping(kind: pa.DataType) -> Callable[[Any], Any]:
+    """Return what keeps a value of a type as it was given: a copy, unless it is a tuple of what cannot be changed."""
+    copied = copying(kind)
+    return (lambda value: value if isinstance(value, tuple) else copied(value)) if copied is copy.copy else copied
+
+
 def same(value: Any) -> Any:
     """Return what was given."""
     return value

@@ -961,3 +961,9 @@ def test_rows_that_are_no_one_batch_are_refused(monkeypatch):
         pytest.raises(arrowstate.InvalidInputError, match="several batches"),
     ):
         runner.process(batch)
+
+
+@pytest.mark.parametrize("output", ["int64", USER], ids=["text", "schema"])
+def test_an_output_that_is_no_type_is_refused_at_once(output):
+    with pytest.raises(arrowstate.InvalidInputError, match="output must be the Arrow type"):
+        arrowstate.KeyedProcessRunner(backend_of(USER), arrowstate.KeyedProcessFunction(), output=output)
