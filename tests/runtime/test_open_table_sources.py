@@ -553,6 +553,7 @@ def test_partitions_of_every_type_have_their_values(delta: Delta) -> None:
             "price": pa.decimal128(8, 2),
             "part": pa.int16(),
             "share": pa.float64(),
+            "raw": pa.binary(),
             "n": pa.int64(),
         }
     )
@@ -566,10 +567,21 @@ def test_partitions_of_every_type_have_their_values(delta: Delta) -> None:
             "1.50",
             3,
             0.1,
+            b"ab",
             1,
         ),
-        (None, None, None, None, None, None, None, 2),
-        ("=", datetime.date(1969, 12, 31), datetime.datetime(1969, 1, 1, tzinfo=utc), False, "12.25", -1, -2.5, 3),
+        (None, None, None, None, None, None, None, None, 2),
+        (
+            "=",
+            datetime.date(1969, 12, 31),
+            datetime.datetime(1969, 1, 1, tzinfo=utc),
+            False,
+            "12.25",
+            -1,
+            -2.5,
+            b"\xff\x00",
+            3,
+        ),
     ]
     columns = [pa.array(column) for column in zip(*rows, strict=True)]
     table = pa.table([column.cast(field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)

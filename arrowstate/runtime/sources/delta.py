@@ -488,17 +488,24 @@ def _partition_value(name: str, value: Any, type: pa.DataType) -> pa.Scalar:
     """Return the value of a partition; the log has texts, in which an empty one is null."""
     if value is None or value == "":
         return pa.scalar(None, type)
+    if pa.types.is_binary(type) or pa.types.is_large_binary(type):
+        return pa.scalar(_partition_bytes(value), type)
     if not isinstance(value, str):
         return pa.scalar(value, type)
     try:
         if pa.types.is_timestamp(type):
             naive = pa.scalar(value.removesuffix("Z")).cast(pa.timestamp(type.unit))
             return naive.cast(type)
-        if pa.types.is_binary(type) or pa.types.is_large_binary(type):
-            return pa.scalar(value.encode(), type)
         return pa.scalar(value).cast(type)
     except pa.ArrowInvalid as error:
         raise Unreadable(f"the log has {value!r} for the partition {name!r}, which is no {type}: {error}") from None
+
+
+def _partition_bytes(value: str | bytes) -> bytes:
+    """Return the bytes of a partition: the log has each as an escape of four digits, or Spark's has them as text."""
+    raw = value.encode() if isinstance(value, str) else value
+    codes = re.findall(rb"\\u00([0-9A-Fa-f]{2})", raw)
+    return bytes(int(code, 16) for code in codes) if len(raw) == 6 * len(codes) else raw
 
 
 def _as_written(field: pa.Field, written: pa.DataType) -> pa.Field:
