@@ -426,6 +426,51 @@ class TestAvro:
 
         assert (rows, wrong) == ([{"shop": {"id": 7}}], {})
 
+    @pytest.mark.parametrize("status", [400, 401, 403])
+    def test_a_registry_that_refuses_is_no_fault_of_the_messages(self, registry, status):
+        id = registry.add("t-value", json.dumps(two_fields()))
+        decode = AvroFormat(two_fields(), registry=SchemaRegistry(registry.url)).decoder()
+        message = record(two_fields(), {"user": "ann", "amount": 3}, id)
+        registry.failures = [status] * 2
+
+        with pytest.raises(InvalidInputError, match=f"refuses /schemas/ids/{id}: {status}"):
+            decode([message])
+
+        rows, wrong = decode([message])
+        assert (rows.to_pylist(), wrong) == ([{"user": "ann", "amount": 3}], {})
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            '"string"',
+            '{"type": "array", "items": "string"}',
+            '["null", {"type": "record", "name": "P", "fields": [{"name": "user", "type": "string"}]}]',
+            '{"type": "enum", "name": "P", "symbols": ["A"]}',
+            '{"type": "enum", "name": "P", "symbols": ["not a name"]}',
+            '{"type": "record", "name": "P", "fields": [{"name": "user", "type": "nothing"}]}',
+            "no JSON",
+        ],
+    )
+    def test_a_message_with_the_id_of_another_kind_of_schema_does_not_fit(self, registry, schema):
+        good, other = registry.add("t-value", json.dumps(two_fields())), registry.add("t-key", schema)
+        format = AvroFormat(two_fields(), registry=SchemaRegistry(registry.url))
+        message = record(two_fields(), {"user": "ann", "amount": 3}, good)
+
+        for messages in ([message[:1] + struct.pack(">I", other) + b"\x00", message], [b"\x00" * 4 + b"\x02\x00"] * 2):
+            rows, wrong = decoded(format, *messages)
+
+            assert [row["user"] for row in rows] == [None, "ann" if message in messages else None]
+            assert list(wrong) == ([0] if message in messages else [0, 1])
+
+    def test_a_schema_that_refers_to_one_that_is_gone_is_told_with_its_messages(self, registry):
+        reference = {"name": "Shop", "subject": "gone", "version": 1}
+        id = registry.add("t-value", json.dumps(two_fields()), references=(reference,))
+        format = AvroFormat(two_fields(), registry=SchemaRegistry(registry.url))
+
+        _, wrong = decoded(format, record(two_fields(), {"user": "ann", "amount": 3}, id))
+
+        assert "has no version 1 of subject 'gone'" in wrong[0]
+
     def test_a_sink_finds_its_schema_or_registers_it(self, registry):
         rows = pa.table({"user": ["ann"], "amount": [1]}, schema=AvroFormat(two_fields()).schema)
         access = SchemaRegistry(registry.url)

@@ -23,7 +23,7 @@ from arrowstate.runtime.kafka.formats import (
     checked_columns,
     in_parts,
 )
-from arrowstate.runtime.kafka.registry import HEADER, SchemaRegistry
+from arrowstate.runtime.kafka.registry import HEADER, NoReferenceError, SchemaRegistry
 from arrowstate.schema.conversion import with_children
 from arrowstate.schema.types import is_list, safe_cast
 
@@ -155,9 +155,10 @@ class AvroDecoder:
     def __init__(self, format: AvroFormat) -> None:
         import fastavro
         from fastavro.read import SchemaResolutionError
+        from fastavro.schema import SchemaParseException
 
         self._read = fastavro.schemaless_reader
-        self._unresolved = SchemaResolutionError
+        self._unresolved, self._no_schema = SchemaResolutionError, SchemaParseException
         self._registry = format.registry
         self._schema = format.schema
         self._own = _without_logical(format.avro)
@@ -211,36 +212,48 @@ class AvroDecoder:
         text = io.BytesIO(message)
         text.seek(start)
         try:
-            row: Mapping[str, Any] = self._read(text, writer, self._own)
+            row = self._read(text, writer, self._own)
         except self._unresolved as error:
             raise ValueError(f"SchemaResolutionError: {error}") from error
         if text.tell() != len(message):
             raise ValueError(f"{len(message) - text.tell()} bytes are left after the record")
+        if not isinstance(row, Mapping):
+            raise ValueError("it is no record")
         return row
 
     def _writer(self, id: int) -> Any:
         if id not in self._written:
-            assert self._registry is not None
-            found = self._registry.schema(id)
-            if found is None:
-                self._written[id] = ValueError(f"{self._registry!r} has no schema {id}")
-            elif found.kind != "AVRO":
-                self._written[id] = ValueError(f"schema {id} is {found.kind}, not Avro")
-            else:
-                schemas = [json.loads(text) for text in (*found.references, found.text)]
-                # Avro's rules do not look at units, and would take milliseconds for microseconds.
-                units = _units_of(*_parsed(*schemas))
-                other = [place for place, unit in units.items() if self._units.get(place, unit) != unit]
-                self._written[id] = _without_logical(*schemas)
-                if other:
-                    self._written[id] = ValueError(
-                        f"field {other[0]!r} is {units[other[0]]} in schema {id}, and {self._units[other[0]]} in the "
-                        "schema that it is read with"
-                    )
+            self._written[id] = self._registered(id)
         written = self._written[id]
         if isinstance(written, Exception):
             raise written
         return written
+
+    def _registered(self, id: int) -> Any:
+        """Return a schema of the registry, or why messages cannot be read with it."""
+        assert self._registry is not None
+        try:
+            found = self._registry.schema(id)
+        except NoReferenceError as error:
+            return ValueError(f"schema {id} cannot be used: {error}")
+        if found is None:
+            return ValueError(f"{self._registry!r} has no schema {id}")
+        if found.kind != "AVRO":
+            return ValueError(f"schema {id} is {found.kind}, not Avro")
+        try:
+            schemas = [json.loads(text) for text in (*found.references, found.text)]
+            units = _units_of(*_parsed(*schemas))
+            plain = _without_logical(*schemas)
+        except (*OF_MESSAGES, self._no_schema) as error:
+            return ValueError(f"schema {id} is no schema of Avro: {type(error).__name__}: {error}")
+        # Avro's rules do not look at units, and would take milliseconds for microseconds.
+        for place, unit in units.items():
+            own = self._units.get(place, unit)
+            if own != unit:
+                return ValueError(
+                    f"field {place!r} is {unit} in schema {id}, and {own} in the schema that it is read with"
+                )
+        return plain
 
 
 def _as_written(column: pa.Array, type: pa.DataType, name: str) -> pa.Array:

@@ -33,8 +33,11 @@ class Plan:
     schema: pa.Schema
 
 
-def plan_of(writer: Mapping[str, Any], reader: Mapping[str, Any], schema: pa.Schema) -> Plan | None:
+def plan_of(writer: Any, reader: Mapping[str, Any], schema: pa.Schema) -> Plan | None:
     """Return how records of the writer become the columns of the reader; None if a field is not plain or differs."""
+    # A registry may have any schema under an id.
+    if not isinstance(writer, Mapping) or writer.get("type") != "record":
+        return None
     written = {field["name"]: (at, _plain(field["type"])) for at, field in enumerate(writer["fields"])}
     places = []
     for field, column in zip(reader["fields"], schema, strict=True):
@@ -47,7 +50,9 @@ def plan_of(writer: Mapping[str, Any], reader: Mapping[str, Any], schema: pa.Sch
             return None
         places.append(at)
     plain = [found for _, found in written.values()]
-    if any(found is None for found in plain) or writer.get("name") != reader.get("name"):
+    if len(written) < len(writer["fields"]) or any(found is None for found in plain):
+        return None
+    if writer.get("name") != reader.get("name"):
         return None
     known = [found for found in plain if found is not None]
     return Plan(

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from arrowstate.errors import InvalidInputError
+from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.functions.dead_letters import tried
 from arrowstate.schema.nanoseconds import nanoseconds_as_text
 from arrowstate.schema.types import check_type
@@ -253,7 +253,7 @@ def in_parts(
     def attempt(start: int, end: int) -> None:
         parts[start] = decode(messages[start:end])
 
-    wrong = tried(len(messages), attempt, lambda error: isinstance(error, OF_MESSAGES))
+    wrong = tried(len(messages), attempt, _is_of_message)
     nullable = _nullable(schema)
     for place in wrong:
         parts[place] = nulls(1, nullable)
@@ -265,6 +265,11 @@ def in_parts(
 
 OF_MESSAGES = (ValueError, TypeError, LookupError, ArithmeticError, EOFError, pa.ArrowException)
 """What is raised for a message that does not fit."""
+
+
+def _is_of_message(error: Exception) -> bool:
+    """Whether the message is wrong, and not what it is read with, such as the password of a registry."""
+    return isinstance(error, OF_MESSAGES) and not isinstance(error, ArrowStateError)
 
 
 def _are_objects(text: bytes, messages: Sequence[bytes]) -> bool:

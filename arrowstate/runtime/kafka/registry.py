@@ -22,6 +22,10 @@ _TRIES = 3
 """How often a registry is asked that does not answer."""
 
 
+class NoReferenceError(InvalidInputError):
+    """A schema refers to one that is not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
     """A schema in a registry."""
@@ -142,7 +146,7 @@ class SchemaRegistry:
             subject, version = quote(reference["subject"], safe=""), reference["version"]
             other = self._ask(f"/subjects/{subject}/versions/{version}")
             if other is None:
-                raise InvalidInputError(f"{self!r} has no version {version} of subject {reference['subject']!r}")
+                raise NoReferenceError(f"{self!r} has no version {version} of subject {reference['subject']!r}")
             self._refer(other, texts)
             texts[reference["name"]] = other["schema"]
 
