@@ -17,7 +17,7 @@ import pyarrow as pa
 from arrowstate.errors import IncompatibleStateError, InvalidInputError
 from arrowstate.schema.conversion import converter
 from arrowstate.schema.fields import Field, fresh_field, inner_fields
-from arrowstate.schema.types import CONVERSION_ERRORS, python_scalar
+from arrowstate.schema.types import CONVERSION_ERRORS, python_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class _Change:
                 raise self._refused(new, "not there", f"{declared.type} without nulls", remedy)
             return fresh
         try:
-            default = pa.array([python_scalar(value, declared.type).as_py()], declared.type)
+            default = python_array([value], declared.type)
         except CONVERSION_ERRORS as error:
             raise InvalidInputError(
                 f"{self._what}: the default of {new!r} must be of type {declared.type}, got {value!r}: {error}"

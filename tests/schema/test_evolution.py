@@ -354,3 +354,12 @@ def test_an_error_of_the_state_is_told_by_its_path():
 
     assert (caught.value.state, caught.value.stored, caught.value.declared) == ("orders.element.a", "int64", "int8")
     assert caught.value.remedy == "declare int64 or something wider; int8 would lose values"
+
+
+def test_a_default_has_all_of_the_nanoseconds_that_it_was_given_with():
+    stored = fresh_field(pa.field("state", pa.struct([("a", pa.int64())])), itertools.count(1))
+    declared = pa.struct([("a", pa.int64()), ("at", pa.time64("ns"))])
+
+    current = evolve(stored, declared, arrowstate.SchemaEvolution(defaults={"at": 5}), itertools.count(3), what="state")
+
+    assert current.children[1].default.view(pa.int64()).to_pylist() == [5]

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import math
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from arrowstate import (
 from arrowstate.state import pending
 
 USER = pa.schema([("user", pa.string())])
+EPOCH_3 = dt.datetime(1970, 1, 1, 0, 0, 0, 3)
 TAGS = pa.struct([("n", pa.int64()), ("tags", pa.list_(pa.string()))])
 
 
@@ -411,3 +413,21 @@ def test_what_was_read_does_not_change_when_the_state_does(city):
     city.update_batch(["ann", "bob"], ["Bonn", None])
 
     assert read.to_pylist() == ["Rome", "Oslo"]
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(pa.decimal128(5, 2), Decimal("3.00")), (pa.timestamp("us"), EPOCH_3)])
+def test_a_default_may_be_a_number_of_numpy_for_each_type_that_takes_one(backend, kind, expected):
+    state = backend.state(ValueStateDescriptor("s", kind, default=np.int64(3)))
+    backend.current_key = "ann"
+
+    assert state.value() == expected
+    assert state.get_batch(["ann"]).to_pylist() == [expected]
+
+
+def test_a_default_that_python_has_no_value_for_is_not_cut(backend):
+    state = backend.state(ValueStateDescriptor("s", pa.time64("ns"), default=5))
+    backend.current_key = "ann"
+
+    with pytest.raises(InvalidInputError, match="no counterpart in Python"):
+        state.value()
+    assert state.get_batch(["ann"]).view(pa.int64()).to_pylist() == [5]

@@ -11,6 +11,7 @@ from arrowstate.schema.descriptors import (
     ValueStateDescriptor,
 )
 from arrowstate.schema.keys import value_array
+from arrowstate.schema.types import python_array, python_scalar
 from arrowstate.state.kinds.one_row import OneRowState
 from arrowstate.state.transaction import atomic
 
@@ -69,7 +70,7 @@ class ValueState(OneRowState[ValueStateDescriptor]):
     def _answers(self, values: pa.Array) -> pa.Array:
         if self.descriptor.default is None or not values.null_count:
             return values
-        default = pa.array([self.descriptor.default], type=self.descriptor.type)
+        default = python_array([self.descriptor.default], self.descriptor.type)
         rows = np.arange(len(values), dtype=np.int64)
         rows[values.is_null().to_numpy(zero_copy_only=False)] = len(values)
         return pa.concat_arrays([values, default]).take(pa.array(rows))
@@ -83,5 +84,5 @@ class ValueState(OneRowState[ValueStateDescriptor]):
         """Return the value of the current key as a plain Python value, or the default."""
         value = self._plain(self._read_current())
         if value is None and self.descriptor.default is not None:
-            return pa.scalar(self.descriptor.default, self.descriptor.type).as_py()
+            return self._plain(python_scalar(self.descriptor.default, self.descriptor.type))
         return value
