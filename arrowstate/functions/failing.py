@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.errors import ProcessElementError, UserFunctionError
+from arrowstate.schema.types import scalar_text
 
 _OURS = str(Path(__file__).parents[1])
 _SHOWN = reprlib.Repr()
@@ -78,5 +79,5 @@ def _shown(rows: pa.Table, names: list[str] | None, row: int) -> str:
 def _value(scalar: pa.Scalar) -> Any:
     try:
         return scalar.as_py()
-    except ValueError:  # nanoseconds, for which Python has no type
-        return str(scalar)
+    except (ValueError, OverflowError):  # It has no counterpart in Python.
+        return scalar_text(scalar)

@@ -20,6 +20,7 @@ from arrowstate.schema.types import (
     numpy_array,
     python_array,
     safe_cast,
+    scalar_text,
     shown_misfit,
 )
 from arrowstate_formats.key_hash import check_key_type
@@ -108,7 +109,10 @@ def _misfit(values: Any, convert: Callable[[Any], object], error: Exception, kin
     value = values[fits]
     if pa.types.is_nested(kind):
         return shown_misfit(value, kind, f" in row {fits}")
-    shown = str(value) if isinstance(value, (pa.Scalar, np.generic)) else repr(value)
+    if isinstance(value, pa.Scalar):
+        shown = scalar_text(value)
+    else:
+        shown = str(value) if isinstance(value, np.generic) else repr(value)
     return f"{shown} in row {fits}"
 
 

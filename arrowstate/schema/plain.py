@@ -41,7 +41,8 @@ def plain_value(scalar: pa.Scalar, what: str) -> Any:
 
 def _no_counterpart(kind: pa.DataType, error: Exception, what: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{what}: the {kind} has no counterpart in Python ({error}); read it with get_batch, or cast it before"
+        f"{what}: the {kind} has no counterpart in Python ({error}); read it with get_batch or to_arrow, or cast it "
+        "before"
     )
 
 

@@ -237,13 +237,24 @@ def python_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     return scalar
 
 
+def scalar_text(scalar: pa.Scalar) -> str:
+    """Return a scalar for a message, also one that has no counterpart in Python."""
+    try:
+        return str(scalar)
+    except (ValueError, OverflowError):
+        if pa.types.is_nested(scalar.type):
+            return f"a {scalar.type} that has no counterpart in Python"
+        # Arrow writes it as an array of one.
+        return pa.repeat(scalar, 1).to_string().strip("[] \n")
+
+
 def shown_misfit(value: Any, kind: pa.DataType, where: str = "") -> str:
     """Return a value that does not fit a type for a message, and where it is; of a nested one the part at fault."""
     if isinstance(value, pa.Scalar):
         try:
             value = value.as_py()
         except (ValueError, OverflowError):  # It has no counterpart in Python.
-            return f"{value}{where}"
+            return f"{scalar_text(value)}{where}"
     found = _path_of_misfit(value, kind).lstrip(".: ")
     return f"{value!r}{where}; {found}" if found else f"{value!r}{where}"
 

@@ -21,6 +21,7 @@ from arrowstate.schema.operator_state import (
     OperatorListStateDescriptor,
     operator_state_schema,
 )
+from arrowstate.schema.plain import plain_values
 from arrowstate.schema.types import CONVERSION_ERRORS, first_null, python_array
 from arrowstate.state.current_key import KeyContext
 from arrowstate.state.kinds.map import MapState
@@ -95,7 +96,7 @@ class OperatorListState:
 
     def get(self) -> list[Any]:
         """Return the elements as Python values; the caller may change the list."""
-        return [value.as_py() for value in self.to_arrow()]
+        return plain_values(self.to_arrow(), f"list state {self.descriptor.name!r}")
 
     def to_arrow(self) -> pa.Array:
         """Return the elements as one Arrow array of the state's type, without nulls."""

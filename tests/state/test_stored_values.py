@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.errors import InvalidInputError, ValueTypeError
+from arrowstate.errors import InvalidInputError, ProcessElementError, UserFunctionError, ValueTypeError
+from arrowstate.functions.failing import explained
 
 NESTED = [
     (pa.list_(pa.list_(pa.int64())), [None, [1]]),
@@ -383,3 +384,38 @@ def test_lists_that_hold_a_null_list_go_in_by_the_verbs_for_one_record():
 
     assert value.value() == [None, [datetime.time(1, 2, 3)]]
     assert reduced.get() == {"first": [None, [1]], "n": 2}
+
+
+FAR = pa.array([1 << 62], pa.timestamp("us"))
+
+
+@pytest.mark.parametrize("values", [FAR, pa.StructArray.from_arrays([FAR], names=["x"])], ids=["flat", "nested"])
+def test_a_time_that_neither_the_type_nor_python_has_is_a_misfit_as_any_other(values):
+    kind = pa.timestamp("ns") if values is FAR else pa.struct([("x", pa.timestamp("ns"))])
+    state = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=8).state(
+        arrowstate.ValueStateDescriptor("value", kind)
+    )
+
+    with pytest.raises(ValueTypeError, match="state 'value' must be .* in row 0"):
+        state.update_batch(["ann"], values)
+
+
+@pytest.mark.parametrize("values", [FAR, pa.array([5]).view(pa.time64("ns"))], ids=lambda values: str(values.type))
+def test_elements_of_operator_state_that_python_has_no_values_for_are_neither_cut_nor_an_error_of_python(values):
+    descriptor = arrowstate.OperatorListStateDescriptor("elements", values.type)
+    elements = arrowstate.OperatorStateBackend().state(descriptor)
+    elements.extend(values)
+
+    with pytest.raises(InvalidInputError, match="list state 'elements'.* no counterpart in Python"):
+        elements.get()
+    assert elements.to_arrow().equals(values)
+
+
+def test_a_row_with_a_time_that_python_has_no_value_for_is_shown_in_the_error_of_a_function():
+    rows = pa.table({"user": ["ann"], "at": FAR})
+
+    with (
+        pytest.raises(UserFunctionError, match="'user': 'ann', 'at': .*out of range"),
+        explained("op", "micro-batch 3", rows=rows),
+    ):
+        raise ProcessElementError(0, "no good")
