@@ -14,6 +14,7 @@ from arrowstate.bootstrap.columns import is_counted, milliseconds, struct_values
 from arrowstate.bootstrap.plan import FillPlan, StateFill
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.layout import StateLayout
+from arrowstate.schema.types import shown_scalar
 from arrowstate.state.base import KeyedState
 from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.list import ListState
@@ -135,7 +136,7 @@ def _example_twice(state: KeyedState[Any], keys: pa.RecordBatch, entry: pa.Array
 
 
 def _key_text(row: pa.RecordBatch | pa.Table) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in row.to_pylist()[0].items())
+    return ", ".join(f"{name}={shown_scalar(row.column(name)[0])}" for name in row.schema.names)
 
 
 def _values(fill: StateFill, layout: StateLayout, rows: pa.RecordBatch) -> pa.Array:

@@ -248,6 +248,14 @@ def scalar_text(scalar: pa.Scalar) -> str:
         return pa.repeat(scalar, 1).to_string().strip("[] \n")
 
 
+def shown_scalar(scalar: pa.Scalar) -> str:
+    """Return a scalar for a message as Python writes it in code, where Python has a counterpart of it."""
+    try:
+        return repr(scalar.as_py())
+    except (ValueError, OverflowError):
+        return scalar_text(scalar)
+
+
 def shown_misfit(value: Any, kind: pa.DataType, where: str = "") -> str:
     """Return a value that does not fit a type for a message, and where it is; of a nested one the part at fault."""
     if isinstance(value, pa.Scalar):

@@ -499,3 +499,10 @@ def test_times_of_the_hour_that_comes_twice_in_a_time_zone_are_times_of_rows(sto
     backend.advance_watermark(1_729_992_600_001)
 
     assert backend.state(city).get_batch(["ann", "bob"]).to_pylist() == [None, "Oslo"]
+
+
+def test_a_key_that_comes_twice_is_told_also_where_python_has_no_value_for_it(store):
+    rows = pa.table({"at": pa.array([1 << 62] * 2, pa.timestamp("us")), "city": ["Rome", "Oslo"]})
+
+    with pytest.raises(InvalidInputError, match="1 of 2 rows have a key that came before: at=.*out of range"):
+        store.bootstrap("users", ["at"], [CITY], rows)

@@ -7,7 +7,6 @@ types of Spark and Delta. All that matters here is whether a row is there after 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +21,7 @@ from arrowstate.schema.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
+from arrowstate.schema.types import shown_scalar
 from arrowstate.state.folds.retraction import check_retractable
 
 __all__ = ["ADDED", "REMOVED", "WITHOUT_OLD_VALUE", "Changes", "check_follows_changes"]
@@ -83,5 +83,4 @@ def _first(mask: pa.BooleanArray) -> int:
 
 
 def _shown(keys: pa.RecordBatch, row: int) -> str:
-    values: list[Any] = [column[row].as_py() for column in keys.columns]
-    return ", ".join(f"{name}={value!r}" for name, value in zip(keys.schema.names, values, strict=True))
+    return ", ".join(f"{name}={shown_scalar(keys.column(name)[row])}" for name in keys.schema.names)
