@@ -263,3 +263,60 @@ def test_what_was_emitted_does_not_change_with_the_value_that_the_function_goes_
 
     assert emitted.to_pylist() == [{"last": ["a"]}, {"last": ["a", "b"]}]
     assert handed_over["seen"].to_pylist() == [["a"], ["a", "b"]]
+
+
+def test_a_function_that_handles_a_refused_merge_or_refused_entries_goes_on_with_what_was_there():
+    space = pa.schema([("n", pa.int64())])
+    descriptor = arrowstate.ReducingStateDescriptor("total", pa.int8(), reduce="sum", namespace=space)
+
+    class Handles(arrowstate.KeyedProcessFunction):
+        def open(self, context):
+            self.total = context.state(descriptor)
+            self.failing = context.state(
+                arrowstate.AggregatingStateDescriptor("failing", pa.int64(), aggregate=NoMerge(), namespace=space)
+            )
+            self.entries = context.state(arrowstate.MapStateDescriptor("entries", pa.string(), pa.int64()))
+
+        def process_element(self, value, context, out):
+            for namespace, amount in ((1, 100), (2, 100), (3, 5)):
+                for state in (self.total, self.failing):
+                    state.current_namespace = namespace
+                    state.add(amount)
+            with pytest.raises(arrowstate.ValueOverflowError):
+                self.total.merge_namespaces(1, [3, 2])
+            with pytest.raises(RuntimeError, match="no merge"):
+                self.failing.merge_namespaces(1, [3, 2])
+            with pytest.raises(ValueTypeError):
+                self.entries.put_all({"a": 1, "b": "x"})
+
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    with arrowstate.KeyedProcessRunner(backend, Handles()) as process:
+        process.process(pa.record_batch({"k": ["a"]}))
+
+    for name in ("total", "failing"):
+        kept = backend.states[name].get_batch(["a"] * 3, namespace=pa.array([1, 2, 3])).to_pylist()
+        assert kept == [100, 100, 5]
+    assert backend.states["entries"].entries_batch(["a"]).to_pylist() == [[]]
+
+
+class NoMerge:
+    """A sum that cannot be merged."""
+
+    name = "no_merge"
+    accumulator_type = pa.struct([("sum", pa.int64())])
+    result_type = pa.int64()
+
+    def create(self, count):
+        return pa.array([{"sum": 0}] * count, self.accumulator_type)
+
+    def add(self, accumulators, groups, values):
+        sums = [row["sum"] for row in accumulators.to_pylist()]
+        for group, value in zip(groups.to_pylist(), values.to_pylist(), strict=True):
+            sums[group] += value
+        return pa.array([{"sum": each} for each in sums], self.accumulator_type)
+
+    def merge(self, left, right):
+        raise RuntimeError("no merge")
+
+    def result(self, accumulators):
+        return accumulators.field(0)

@@ -156,12 +156,13 @@ class ElementMap(ElementState[MapState]):
 
     def put(self, user_key: Any, value: Any) -> None:
         """Set one entry of the element's key; the value may be None."""
-        self._change(self._key(user_key), self._copy(self._null) if value is None else self._fit(value))
+        self._change(self._key(user_key), self._value(value))
 
     def put_all(self, entries: Mapping[Any, Any]) -> None:
-        """Set entries of the element's key."""
-        for user_key, value in entries.items():
-            self.put(user_key, value)
+        """Set entries of the element's key; if one of them does not fit, none is set."""
+        given = [(self._key(user_key), self._value(value)) for user_key, value in entries.items()]
+        for user_key, value in given:
+            self._change(user_key, value)
 
     def remove(self, user_key: Any) -> None:
         """Remove an entry of the element's key, if there is one."""
@@ -235,6 +236,10 @@ class ElementMap(ElementState[MapState]):
     def end(self) -> None:
         super().end()
         self._reset()
+
+    def _value(self, value: Any) -> Any:
+        """Return a value as it is stored."""
+        return self._copy(self._null) if value is None else self._fit(value)
 
     def _key(self, user_key: Any) -> Any:
         """Return a user key as it is stored."""

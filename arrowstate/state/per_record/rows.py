@@ -151,12 +151,25 @@ class _ElementFold(_ElementRow[Folding], ABC):
         a time to live the result counts as written by the element.
         """
         into, places = self._sources(target, sources)
-        for place in places:
-            value = self._take(place)
-            if value is not None:
-                self._rows[place] = self._rows[into] = self._place.row
-                self._starts[place] = len(self._added)
-                self._put(into, value)
+        before = [(kept, {place: kept[place] for place in (into, *places) if place in kept}) for kept in self._kept()]
+        try:
+            for place in places:
+                value = self._take(place)
+                if value is not None:
+                    self._rows[place] = self._rows[into] = self._place.row
+                    self._starts[place] = len(self._added)
+                    self._put(into, value)
+        except BaseException:
+            # A function that handles the error goes on with what was there.
+            for kept, had in before:
+                for place in (into, *places):
+                    kept.pop(place, None)
+                kept.update(had)
+            raise
+
+    def _kept(self) -> list[dict[Any, Any]]:
+        """Return all that is kept by place."""
+        return [self._values, self._rows, self._starts]
 
     def end(self) -> None:
         super().end()
@@ -339,6 +352,9 @@ class ElementAggregating(_ElementFold[AggregatingState]):
         # A value is the number of a stored accumulator, or one that has been folded in this batch.
         self._accumulators = self.state.stored_values(stored)
         return list(range(len(stored)))
+
+    def _kept(self) -> list[dict[Any, Any]]:
+        return [*super()._kept(), self._pending]
 
     def _one(self, place: Any) -> pa.StructArray:
         """Return the accumulator in a place, null if there is none, without what is pending."""
