@@ -443,7 +443,11 @@ class PreparingSink(ABC):
 
     @abstractmethod
     def writer(self, store_id: str, uid: str, subtask: int, attempt: str) -> SinkWriter:
-        """Return a writer for a slot. `attempt` is unique to this start of the job."""
+        """Return a writer for a slot. `attempt` is unique to this start of the job.
+
+        The rows of a union come from several tasks, each with a writer of its own for the same subtask; all that they
+        prepare for a checkpoint is committed by one call.
+        """
 
     @abstractmethod
     def commit(self, committables: pa.RecordBatch) -> None:

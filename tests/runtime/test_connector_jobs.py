@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ def few(source: type[Source]) -> type[Any]:
 
 def numbers(first: int, count: int) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array(range(first, first + count), pa.int64())})
+
+
+def numbers_from(begin: int, first: int, count: int) -> pa.RecordBatch:
+    return numbers(begin + first, count)
 
 
 def files(folder: Path, format: str) -> Source:
@@ -91,6 +96,22 @@ def test_every_row_of_a_source_is_in_the_folder_once(tmp_path: Path, kind: str, 
 
         assert Counter(in_folder(out)) == Counter(range(ROWS)), seed
     assert kills > SEEDS / 2
+
+
+@pytest.mark.parametrize("sink", [ParquetSink, BulkParquetSink])
+def test_every_row_of_a_union_is_in_the_folder_once(tmp_path: Path, sink: Any) -> None:
+    for seed in range(SEEDS):
+        out = tmp_path / f"out-{seed}"
+        job = Job("memory://unused", parallelism=2)
+        parts = [
+            job.source(few(GeneratorSource)(partial(numbers_from, begin), NUMBERS, rows=100), uid=f"from_{begin}")
+            for begin in (0, 100, 200)
+        ]
+        parts[0].union(*parts[1:]).sink(sink(out), uid="folder")
+
+        simulate(job, seeds=[seed], kills=4, crashes=2, rescales=(1, 3), check=id)
+
+        assert Counter(in_folder(out)) == Counter(range(300)), seed
 
 
 def test_rows_of_a_checkpoint_that_were_too_many_for_memory_come_as_one(tmp_path: Path, monkeypatch: Any) -> None:

@@ -6,7 +6,7 @@ The name is what makes it exactly once: a file of the name that exists has the r
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -101,8 +101,9 @@ class BulkParquetSink(PreparingSink):
     """Writes rows to Parquet files as they come, and shows them when their checkpoint is committed: exactly once.
 
     The files are those of `ParquetSink`, but the rows are not part of the checkpoint. So much data is written only
-    once. Until the commit the files have hidden names, which begin with `.`. Files of killed attempts are deleted when
-    the job starts again. On an object storage files are copied to their names, because it cannot rename.
+    once. After a union there may be several files for a subtask, and `-1`, `-2` and so on follow its number. Until the
+    commit the files have hidden names, which begin with `.`. Files of killed attempts are deleted when the job starts
+    again. On an object storage files are copied to their names, because it cannot rename.
 
     Parameters
     ----------
@@ -168,8 +169,8 @@ class BulkParquetSink(PreparingSink):
     def commit(self, committables: pa.RecordBatch) -> None:
         """Give files their names."""
         folder = self.folder.open()
-        for row in committables.to_pylist():
-            name, hidden, token = row["name"], row["hidden_name"], row["token"]
+        for name, row in _by_name(committables):
+            hidden, token = row["hidden_name"], row["token"]
             if folder.has(name):
                 folder.check_own(name, token)
                 folder.delete(hidden)
@@ -181,6 +182,16 @@ class BulkParquetSink(PreparingSink):
     def recover(self, store_id: str, uid: str, committed: pa.RecordBatch) -> None:  # noqa: ARG002
         """Delete the hidden files of this sink: what is committed is hidden no more."""
         self.folder.open().delete_hidden(store_id, uid)
+
+
+def _by_name(committables: pa.RecordBatch) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield files with their names: of a union a subtask has several, which would all be called the same."""
+    found: dict[str, int] = {}
+    # The commit of a token has all of its files, so each has the same name whenever it is made again.
+    for row in sorted(committables.to_pylist(), key=lambda row: str(row["hidden_name"])):
+        name: str = row["name"]
+        number = found[name] = found.get(name, -1) + 1
+        yield name if not number else f"{name.removesuffix('.parquet')}-{number}.parquet", row
 
 
 class _FileWriter(SinkWriter):
