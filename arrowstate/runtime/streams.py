@@ -116,6 +116,8 @@ class Stream:
             schema = self._schema_of(cast("Callable[[Any], Any]", function))
         elif not isinstance(schema, pa.Schema):
             raise InvalidInputError(f"schema must be a pyarrow.Schema, got {type(schema).__name__}")
+        # Batches of one function may say differently what is never null.
+        schema = _nullable(schema)
         if on_error == "dead_letter" and dead_letters is None:
             raise InvalidInputError("map_batches has no uid: say with dead_letters= which table rows are set aside in")
         aside = dead_letters_name("", on_error, dead_letters)
@@ -149,7 +151,10 @@ class Stream:
             if other.schema.names != self.schema.names or other.schema.types != self.schema.types:
                 raise InvalidInputError(f"union needs streams with the same columns, got {self!r} and {other!r}")
             self._check_same_job(other)
-        return Stream(self.graph, [*self.branches, *(branch for other in others for branch in other.branches)])
+        streams = [self, *others]
+        if len({tuple(field.nullable for field in stream.schema) for stream in streams}) > 1:
+            streams = [stream.map_batches(_same, schema=self.schema) for stream in streams]
+        return Stream(self.graph, [branch for stream in streams for branch in stream.branches])
 
     def rebalance(self) -> Stream:
         """Return the same rows, spread evenly over all subtasks."""
@@ -349,6 +354,14 @@ class Stream:
     def _check_same_job(self, other: Stream) -> None:
         if other.graph is not self.graph:
             raise InvalidInputError("the streams are of two jobs; make both with sources of one")
+
+
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True).remove_metadata() for field in schema])
 
 
 class ConnectedStreams:

@@ -2,14 +2,17 @@
 
 import threading
 import uuid
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
 from arrowstate.errors import InvalidInputError, JobFailedError
 from arrowstate.runtime import (
+    Batch,
     BulkParquetSink,
     FileSource,
     FunctionSink,
@@ -20,6 +23,7 @@ from arrowstate.runtime import (
     PostgresSink,
     PreparingSink,
     Restart,
+    Source,
     TableSource,
 )
 
@@ -239,3 +243,68 @@ def test_a_column_becomes_what_can_be_stored_by_a_map():
         ("a",),
         ("b",),
     ]
+
+
+def said(batch: pa.RecordBatch, is_nullable: bool) -> pa.RecordBatch:
+    """Rows that say of their numbers whether they may be null."""
+    return pa.RecordBatch.from_arrays([batch["n"]], schema=pa.schema([pa.field("n", pa.int64(), nullable=is_nullable)]))
+
+
+def by_turns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return said(batch, is_nullable=bool(batch.num_rows and batch["n"][0].as_py() % 2))
+
+
+def few_numbers(first: int, *, required: bool = False) -> IteratorSource:
+    schema = pa.schema([pa.field("n", pa.int64(), nullable=not required)])
+
+    def make(_: int, position: int):
+        for n in range(position, 4):
+            yield pa.record_batch([[None if n == 3 and not required else first + n]], schema=schema)
+
+    return IteratorSource(make, schema)
+
+
+class Saying(Source):
+    """A source whose batches say by turns that a number is never null."""
+
+    schema = pa.schema({"n": pa.int64()})
+
+    def __init__(self) -> None:
+        self.source = few_numbers(0, required=True)
+
+    def discover(self, known):
+        return self.source.discover(known)
+
+    def reader(self):
+        reader = self.source.reader()
+        read = reader.read
+
+        def saying(max_rows):
+            got = read(max_rows)
+            return replace(got, rows=by_turns(got.rows)) if isinstance(got, Batch) else got
+
+        reader.read = saying
+        return reader
+
+
+@pytest.mark.parametrize("sink", [ParquetSink, BulkParquetSink])
+@pytest.mark.parametrize("way", ["plain", "rebalanced"])
+@pytest.mark.parametrize("kind", ["map", "source", "union", "union of nulls first"])
+def test_batches_may_differ_in_what_they_say_is_never_null(tmp_path, kind, way, sink):
+    job = Job(tmp_path / "store", restart=Restart.none())
+    required = job.source(few_numbers(0, required=True), uid="required")
+    if kind == "map":
+        rows, expected = required.map_batches(by_turns), [0, 1, 2, 3]
+    elif kind == "source":
+        rows, expected = job.source(Saying(), uid="saying"), [0, 1, 2, 3]
+    else:
+        others = job.source(few_numbers(10), uid="others")
+        rows = required.union(others) if kind == "union" else others.union(required)
+        expected = [0, 1, 2, 3, 10, 11, 12, None]
+    rows = rows if way == "plain" else rows.rebalance()
+    rows.sink(sink(tmp_path / "out"), uid="out")
+
+    job.run(mode="inline")
+
+    found = [n for file in (tmp_path / "out").glob("[!.]*") for n in pq.read_table(file)["n"].to_pylist()]
+    assert sorted(found, key=lambda n: (n is None, n)) == expected

@@ -12,7 +12,7 @@ from arrowstate.files.output_tables import OutputTable
 from arrowstate.functions.dead_letters import DeadLetters, is_of_function, tried
 from arrowstate.functions.runner import batches_of
 from arrowstate.functions.setting_aside import reason_of
-from arrowstate.runtime.core.elements import Barrier, Element, bytes_of
+from arrowstate.runtime.core.elements import Barrier, Element, bytes_of, with_schema
 from arrowstate.runtime.core.exchange import FRAME_ROWS, Exchange
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.mapping import MapBody
@@ -143,7 +143,7 @@ class Chain:
                     f"a function of map_batches after {self._uid!r} must give out the columns that it gave for no "
                     f"rows, {_described(node.schema)}; it gave {_described(item.schema)}"
                 )
-        return batches
+        return [with_schema(item, node.schema) for item in batches]
 
 
 def _described(schema: pa.Schema) -> str:

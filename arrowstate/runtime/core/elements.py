@@ -62,3 +62,11 @@ class EndOfData:
 
 
 Element: TypeAlias = Rows | Watermark | Status | Barrier | CancelBarrier | EndOfData
+
+
+def with_schema(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows with a schema of the same columns, which may say otherwise what is never null.
+
+    Arrow joins no rows whose schemas differ in that.
+    """
+    return rows if rows.schema.equals(schema) else pa.RecordBatch.from_arrays(rows.columns, schema=schema)

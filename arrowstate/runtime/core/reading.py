@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.functions.dead_letters import DeadLetters
 from arrowstate.runtime.connectors import Batch, EndOfSplit, Reader, Split
+from arrowstate.runtime.core.elements import with_schema
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SplitState
 from arrowstate.runtime.core.valve import WatermarkValve
@@ -145,6 +146,7 @@ class SourceSplits:
             self._active_ms.pop(got.split, None)
             return None, self._valve.remove(got.split)
         self._check(got)
+        got = replace(got, rows=with_schema(got.rows, self._node.schema))
         if got.split not in self._active_ms:
             self._begin(state, now_ms)
         self._active_ms[got.split] = now_ms
