@@ -169,7 +169,8 @@ class CountDistinct(BuiltIn):
     """An estimate of the number of different values, int64: a HyperLogLog sketch of Apache DataSketches.
 
     The sketch gets the key hash of each value. The accumulator has the `estimate` (float64) and the `sketch` (binary).
-    The extra `arrowstate[sketches]` is needed.
+    The extra `arrowstate[sketches]` is needed. On restore the type may become wider only where the hashes of values
+    stay: integers up to int32, and texts.
 
     Parameters
     ----------

@@ -8,6 +8,8 @@ Specification: formats/spec/schema-evolution.md.
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import decimal
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -15,6 +17,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from arrowstate.errors import CorruptDataError, IncompatibleStateError, InvalidInputError, StateNotFoundError
+from arrowstate.schema.aggregates import CountDistinct
 from arrowstate.schema.conversion import Conversion
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor, StateDescriptor
 from arrowstate.schema.evolution import SchemaEvolution, evolve
@@ -22,6 +25,8 @@ from arrowstate.schema.fields import Field, documents_of, fields_of, fresh_field
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.layout import StateLayout, described, descriptor_of, key_schema_of, state_document
 from arrowstate.schema.made_once import made_once
+from arrowstate.schema.types import is_bytes, is_text
+from arrowstate_formats.key_hash import hash_columns
 from arrowstate_formats.names import check_state_name
 from arrowstate_formats.schema_documents import FieldDocument, SchemaDocument, StateDocument
 from arrowstate_formats.state_columns import time_column
@@ -243,6 +248,39 @@ def _check_rule(have: StateDescriptor, given: StateDescriptor) -> None:
     if isinstance(have, AggregatingStateDescriptor) and have.type != given.type:
         fresh = fresh_field(pa.field(have.name, have.type), itertools.count(1))
         evolve(fresh, given.type, SchemaEvolution(), itertools.count(1), what=have.name)
+        if isinstance(have.declared, CountDistinct) and not _hashed_alike(have.type, given.type):
+            raise IncompatibleStateError(
+                have.name,
+                str(have.type),
+                str(given.type),
+                f"declare {have.type} and cast the values to it: the sketch knows values by their hashes, which are "
+                "others in another type, so that each would count twice; or count in a state of another name",
+            )
+
+
+def _hashed_alike(stored: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether equal values of two types, of which one is wider, have one hash."""
+    if stored == declared:
+        return True
+    if pa.types.is_nested(stored):
+        inner = [[kind.field(number) for number in range(kind.num_fields)] for kind in (stored, declared)]
+        names = [[field.name for field in fields] if pa.types.is_struct(stored) else len(fields) for fields in inner]
+        same = names[0] == names[1]
+        return same and all(_hashed_alike(one.type, other.type) for one, other in zip(*inner, strict=True))
+    day, number = datetime.date(2001, 1, 1), decimal.Decimal(1)
+    example = next(
+        value
+        for is_one, value in (
+            (pa.types.is_date, day),
+            (is_text, "1"),
+            (is_bytes, b"1"),
+            (pa.types.is_decimal, number),
+            (lambda _: True, 1),
+        )
+        if is_one(stored)
+    )
+    value = pa.array([example], stored)
+    return bool(hash_columns([value])[0] == hash_columns([value.cast(declared)])[0])
 
 
 def _same_namespace(have: StateDescriptor, given: StateDescriptor) -> bool:

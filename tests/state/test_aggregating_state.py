@@ -6,6 +6,7 @@ What aggregating state means is in `arrowstate.testing.AggregatingStateSuite`.
 import datetime
 import math
 import sys
+import uuid
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import arrowstate
-from stores import USER, backend_of
+from stores import USER, backend_of, commit
 
 OLD, NEW = datetime.date(2024, 1, 1), datetime.date(2025, 1, 1)
 
@@ -161,3 +162,37 @@ def test_a_descriptor_that_cannot_work_is_refused_at_once(kind, aggregate, messa
 def test_parameters_out_of_range_are_refused(make):
     with pytest.raises(arrowstate.InvalidInputError, match="got"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("stored", "declared", "values", "may_follow"),
+    [
+        (pa.int8(), pa.int32(), [1, 2, 3], True),
+        (pa.string(), pa.large_string(), ["a", "b", "c"], True),
+        (pa.list_(pa.int16()), pa.list_(pa.field("each", pa.int32())), [[1], [2], [3]], True),
+        (pa.decimal128(9, 2), pa.decimal128(18, 2), [1, 2, 3], True),
+        (pa.int32(), pa.int64(), [1, 2, 3], False),
+        (pa.float32(), pa.float64(), [1, 2, 3], False),
+        (pa.decimal128(9, 0), pa.decimal128(12, 2), [1, 2, 3], False),
+        (pa.date32(), pa.timestamp("us"), [OLD, NEW, None], False),
+        (pa.struct([("x", pa.int32())]), pa.struct([("x", pa.int64())]), [{"x": 1}, {"x": 2}, {"x": 3}], False),
+    ],
+    ids=str,
+)
+def test_distinct_values_may_become_wider_only_where_they_count_once(stored, declared, values, may_follow):
+    store = arrowstate.open_store(f"memory://{uuid.uuid4().hex}", create=True)
+    backend = backend_of(USER)
+    before, after = (
+        arrowstate.AggregatingStateDescriptor("a", kind, aggregate="count_distinct") for kind in (stored, declared)
+    )
+    backend.state(before).add_batch(["ann"] * 3, values)
+    commit(store, {"op": [backend]})
+    restored = store.latest().restore("op")
+
+    if may_follow:
+        state = restored.state(after)
+        state.add_batch(["ann"] * 3, values)
+        assert state.get_batch(["ann"]).to_pylist() == [3]
+    else:
+        with pytest.raises(arrowstate.IncompatibleStateError, match="each would count twice"):
+            restored.state(after)
