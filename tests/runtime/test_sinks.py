@@ -630,6 +630,19 @@ def test_rows_are_printed_with_their_subtask(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "1> {'user': 'ann', 'total': 1}\n1> {'user': None, 'total': 2}\n"
 
 
+def test_nanoseconds_are_printed_for_which_python_has_no_value(capsys: Any) -> None:
+    counts = pa.array([1, 86_400_000_000_000 - 1, None], pa.int64())
+    rows = {"at": counts.cast(pa.timestamp("ns", "UTC")), "time": counts.cast(pa.time64("ns"))}
+
+    PrintSink().write(pa.record_batch(rows), subtask=0)
+
+    assert capsys.readouterr().out.splitlines() == [
+        "0> {'at': '1970-01-01T00:00:00.000000001Z', 'time': '00:00:00.000000001'}",
+        "0> {'at': '1970-01-01T23:59:59.999999999Z', 'time': '23:59:59.999999999'}",
+        "0> {'at': None, 'time': None}",
+    ]
+
+
 KILLED = """
 import os, signal, sys
 import pyarrow as pa

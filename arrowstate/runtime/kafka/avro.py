@@ -58,7 +58,10 @@ class AvroFormat(Format):
     With a registry each message has the id of the schema that it was written with, in Confluent's form: a zero byte,
     the id in four bytes, then the record. A record of another schema is read by Avro's rules of resolution: fields that
     are missing get their defaults, and those without a column are passed over. One that cannot be resolved does not
-    fit.
+    fit, nor one whose times have another unit.
+
+    A sink writes a time without a zone as one of UTC, and cuts digits that the schema's unit does not have. A value
+    that the schema cannot hold, such as a number beyond its type, is an error.
 
     Parameters
     ----------

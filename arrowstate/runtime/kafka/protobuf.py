@@ -56,8 +56,9 @@ class ProtobufFormat(Format):
     """A Protobuf message, with a column for each of its fields.
 
     A field with presence (a message, `optional`, a part of a `oneof`) is null where it is not set; any other has its
-    default then. Enums are the names of their values, `google.protobuf.Timestamp` is a timestamp in nanoseconds. Fields
-    that the class does not know are passed over, as Protobuf says.
+    default then. Enums are the names of their values, `google.protobuf.Timestamp` is a timestamp in nanoseconds, for
+    which a sink takes a time without a zone as one of UTC. Fields that the class does not know are passed over, as
+    Protobuf says.
 
     Parameters
     ----------

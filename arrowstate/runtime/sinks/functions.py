@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.runtime.connectors import DirectSink
+from arrowstate.schema.nanoseconds import nanoseconds_as_text
 
 
 class FunctionSink(DirectSink):
@@ -61,5 +62,6 @@ class PrintSink(DirectSink):
 
     def write(self, rows: pa.RecordBatch, subtask: int) -> None:
         """Print rows."""
+        shown = pa.RecordBatch.from_arrays(list(map(nanoseconds_as_text, rows.columns)), names=rows.schema.names)
         # In one call, so that lines of other processes do not come between.
-        print("\n".join(f"{subtask}> {row}" for row in rows.to_pylist()), flush=True)
+        print("\n".join(f"{subtask}> {row}" for row in shown.to_pylist()), flush=True)
