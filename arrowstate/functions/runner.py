@@ -117,7 +117,8 @@ class Runner(Generic[F, C]):
         int or None
             Milliseconds since 1970; None where nothing waits for processing time.
         """
-        timers = [state for state in self._backend.states.values() if isinstance(state, TimerState)]
+        # Restored timers that nobody has asked for never fire.
+        timers = [state for state in self._backend.in_use if isinstance(state, TimerState)]
         times = [state.next_timestamp() for state in timers if state.descriptor.clock == "processing_time"]
         return min((time for time in times if time is not None), default=None)
 

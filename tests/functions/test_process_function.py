@@ -5,13 +5,14 @@ import datetime
 import decimal
 import math
 import random
+import uuid
 
 import pyarrow as pa
 import pytest
 
 import arrowstate
 from arrowstate.functions import keyed_process
-from stores import TOTAL, USER, backend_of
+from stores import TOTAL, USER, backend_of, commit
 
 COUNT = arrowstate.ValueStateDescriptor("count", pa.int64(), default=0)
 PAGES = arrowstate.ListStateDescriptor("pages", pa.string())
@@ -967,3 +968,29 @@ def test_rows_that_are_no_one_batch_are_refused(monkeypatch):
 def test_an_output_that_is_no_type_is_refused_at_once(output):
     with pytest.raises(arrowstate.InvalidInputError, match="output must be the Arrow type"):
         arrowstate.KeyedProcessRunner(backend_of(USER), arrowstate.KeyedProcessFunction(), output=output)
+
+
+def test_timers_that_a_later_version_of_a_function_has_no_more_do_not_wait_for_processing_time():
+    class Waits(arrowstate.KeyedProcessFunction):
+        def process_element(self, value, context, out):
+            context.timers.register_processing_time_timer(5)
+
+        def on_timer(self, timestamp, context, out):
+            out.collect(timestamp)
+
+    class NoLonger(arrowstate.KeyedProcessFunction):
+        def process_element(self, value, context, out):
+            out.collect(1)
+
+    store = arrowstate.open_store(f"memory://{uuid.uuid4().hex}", create=True)
+    backend = backend_of(USER)
+    arrowstate.KeyedProcessRunner(backend, Waits()).process(pa.record_batch({"user": ["ann"]}))
+    commit(store, {"op": [backend]})
+    restored = store.latest().restore("op")
+    later = arrowstate.KeyedProcessRunner(restored, NoLonger(), output=pa.int64())
+
+    assert later.next_processing_time() is None
+    # They stay for a version that has them.
+    again = arrowstate.KeyedProcessRunner(restored, Waits(), output=pa.int64())
+    assert again.next_processing_time() == 5
+    assert again.advance_processing_time(9).to_pylist() == [5]

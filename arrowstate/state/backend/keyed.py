@@ -107,7 +107,7 @@ class KeyedStateBackend(Shown):
     [4, 2, None]
     """
 
-    _plumbing = frozenset({"migrate", "states", "take_up", "transactions", "was_stored"})
+    _plumbing = frozenset({"in_use", "migrate", "states", "take_up", "transactions", "was_stored"})
 
     def __init__(
         self,
@@ -182,6 +182,11 @@ class KeyedStateBackend(Shown):
     def states(self) -> Mapping[str, KeyedState[Any]]:
         """The states by name, for those who look after their runs; `state` is what an operator asks."""
         return MappingProxyType(self._states)
+
+    @property
+    def in_use(self) -> list[KeyedState[Any]]:
+        """The states that a descriptor has asked for."""
+        return [state for name, state in self._states.items() if name not in self._untouched]
 
     @property
     def memory_bytes(self) -> int:
