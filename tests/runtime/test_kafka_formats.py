@@ -195,6 +195,28 @@ class TestJson:
         days = [1_704_067_200 * scale + ticks, -scale + ticks, 1_704_067_200 * scale, None]
         assert rows["x"].cast(pa.int64()).to_pylist() == days
 
+    @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+    def test_finer_digits_of_a_time_within_others_are_cut(self, unit):
+        at = pa.timestamp(unit, "UTC")
+        kind = pa.struct({"at": at, "all": pa.list_(pa.struct({"at": at, "n": pa.int64()}))})
+        decode = JsonFormat(pa.schema({"x": kind})).decoder()
+        time = '"2024-01-01T00:00:00.987654321Z"'
+        part = f'{{"at": {time}, "all": [{{"at": {time}, "n": 1}}, null, {{"n": 2}}]}}'
+
+        rows, wrong = decode([f'{{"x": {part}}}'.encode(), b'{"x": null}', b'{"x": {"all": [{"at": "soon"}]}}', b"{}"])
+
+        ticks = pa.scalar("2024-01-01T00:00:00.987654321").cast(pa.timestamp("ns")).value
+        ticks //= 10 ** {"s": 9, "ms": 6, "us": 3, "ns": 0}[unit]
+        value = pa.array([ticks, None], pa.int64()).cast(at).to_pylist()
+        assert list(wrong) == [2]
+        assert rows["x"].type == kind
+        assert rows["x"].to_pylist() == [
+            {"at": value[0], "all": [{"at": value[0], "n": 1}, None, {"at": None, "n": 2}]},
+            None,
+            None,
+            None,
+        ]
+
     def test_finer_digits_of_a_time_of_day_are_cut(self):
         format = JsonFormat(pa.schema({"us": pa.time64("us"), "ns": pa.time64("ns"), "s": pa.time32("s")}))
         time = '"10:00:00.987654321"'

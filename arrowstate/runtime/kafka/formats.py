@@ -19,8 +19,9 @@ import pyarrow.json
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.functions.dead_letters import tried
+from arrowstate.schema.conversion import with_children
 from arrowstate.schema.nanoseconds import nanoseconds_as_text
-from arrowstate.schema.types import check_type
+from arrowstate.schema.types import check_type, type_parts
 
 Bytes: TypeAlias = Sequence[bytes | None]
 """The keys or values of messages; None for a message without one."""
@@ -210,7 +211,7 @@ class JsonDecoder:
         for field in schema:
             _check_readable(field.name, field.type, is_column=True)
         self._options = _parse_options(schema, times_as=None)
-        has_times = any(pa.types.is_timestamp(field.type) for field in schema)
+        has_times = any(pa.types.is_timestamp(part) for field in schema for part in type_parts(field.type))
         # The parser refuses finer digits than a unit has, so times that have them are read as texts.
         self._as_texts = _parse_options(schema, times_as=pa.string()) if has_times else None
 
@@ -288,6 +289,10 @@ def _parse_options(schema: pa.Schema, *, times_as: pa.DataType | None) -> pyarro
     def read_as(type: pa.DataType) -> pa.DataType:
         if pa.types.is_timestamp(type):
             return times_as or pa.timestamp(_read_unit(type), type.tz)
+        if times_as is not None and pa.types.is_list(type):
+            return pa.list_(type.value_field.with_type(read_as(type.value_type)))
+        if times_as is not None and pa.types.is_struct(type):
+            return pa.struct([field.with_type(read_as(field.type)) for field in type])
         return pa.string() if _is_text(type) else type
 
     # A column that is not null would make the parser refuse all messages for one.
@@ -306,6 +311,8 @@ def _made(column: pa.Array, type: pa.DataType) -> pa.Array:
     """Return a column as it is declared."""
     if column.type == type:
         return column
+    if pa.types.is_nested(type):
+        return with_children(column, lambda part, number: _made(part, type.field(number).type))
     if pa.types.is_timestamp(type):
         return _cut(_moments(column, type) if pa.types.is_string(column.type) else column, type)
     if pa.types.is_date(type):
