@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
@@ -300,6 +301,9 @@ class Stream:
         if isinstance(sink, (Sink, PreparingSink)):
             sink.check_schema(uid, self.schema)
         self.graph.take_uids(uid)
+        if any(node.sink is sink for node in self.graph.sinks):
+            # Each is opened under its uid, and keeps what it was opened with.
+            sink = copy.copy(sink)
         node = SinkNode(uid=uid, sink=sink, schema=self.schema)
         self.graph.sinks.append(node)
         for _, place in self.branches:

@@ -13,7 +13,7 @@ import pytest
 
 import runtime_jobs as jobs
 from arrowstate.runtime import Job, Restart, Source
-from arrowstate.runtime.connectors import Reader
+from arrowstate.runtime.connectors import Reader, Sink, Token
 from arrowstate.runtime.core import sinking
 from arrowstate.runtime.sinks.functions import FunctionSink
 from arrowstate.runtime.sinks.parquet import BulkParquetSink, ParquetSink
@@ -224,3 +224,29 @@ def test_files_that_come_later_are_read_and_those_of_before_are_not_read_again(t
     run_for_a_while(job, seed=3)
 
     assert Counter(in_folder(tmp_path / "out")) == Counter(range(160))
+
+
+class Remembers(Sink):
+    """A sink that keeps what it was opened with."""
+
+    def __init__(self, seen: list[tuple[str, str]]) -> None:
+        self.seen = seen
+        self.uid = ""
+
+    def open(self, store_id: str, uid: str) -> None:
+        self.uid = uid
+
+    def commit(self, rows: pa.Table, token: Token) -> None:
+        self.seen.append((self.uid, token.uid))
+
+
+def test_a_sink_that_is_used_twice_is_opened_under_each_uid_by_itself(tmp_path: Path) -> None:
+    job = Job(tmp_path / "store")
+    seen: list[tuple[str, str]] = []
+    sink = Remembers(seen)
+    for name in ("a", "b"):
+        job.source(SOURCES["generator"](tmp_path), uid=name).sink(sink, uid=f"to_{name}")
+
+    job.run(mode="inline")
+
+    assert set(seen) == {("to_a", "to_a"), ("to_b", "to_b")}
