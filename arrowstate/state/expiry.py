@@ -59,6 +59,11 @@ class Expiry:
             return [pa.array([], pa.int64())]
         return [_all(rows, self._context.time_of_update(ttl.clock, name))]
 
+    def times_of_values(self, values: pa.Array, timestamps: Any) -> list[pa.Array]:
+        """Return the `_updated_at` column for rows with these values; nulls, which remove, need no time."""
+        timed = timestamps is not None or values.null_count < len(values)
+        return self.times(len(values), timestamps) if timed else self.no_times(len(values))
+
     def no_times(self, rows: int) -> list[pa.Array]:
         """Return what stands in the place of `_updated_at` for rows that are removed."""
         return [] if self.descriptor.ttl is None else [_all(rows, 0)]

@@ -994,3 +994,32 @@ def test_timers_that_a_later_version_of_a_function_has_no_more_do_not_wait_for_p
     again = arrowstate.KeyedProcessRunner(restored, Waits(), output=pa.int64())
     assert again.next_processing_time() == 5
     assert again.advance_processing_time(9).to_pylist() == [5]
+
+
+def test_what_clears_states_that_expire_by_event_time_needs_no_time():
+    ttl = arrowstate.TimeToLive(9, clock="event_time")
+
+    class Clears(arrowstate.KeyedProcessFunction):
+        def open(self, context):
+            self.states = [
+                context.state(descriptor)
+                for descriptor in (
+                    arrowstate.ValueStateDescriptor("value", pa.int64(), ttl=ttl),
+                    arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum", ttl=ttl),
+                    arrowstate.AggregatingStateDescriptor("mean", pa.int64(), aggregate="mean", ttl=ttl),
+                    arrowstate.ListStateDescriptor("list", pa.int64(), ttl=ttl),
+                    arrowstate.MapStateDescriptor("map", pa.int64(), pa.int64(), ttl=ttl),
+                )
+            ]
+
+        def process_element(self, value, context, out):
+            for state in self.states:
+                state.clear()
+            if value.is_kept:
+                self.states[0].update(1)
+
+    process = arrowstate.KeyedProcessRunner(backend_of(USER), Clears())
+
+    process.process(pa.record_batch({"user": ["ann"], "is_kept": [False]}))
+    with pytest.raises(arrowstate.InvalidInputError, match="expires by event time, and none is known yet"):
+        process.process(pa.record_batch({"user": ["ann"], "is_kept": [True]}))

@@ -88,7 +88,7 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
         if retracted is not None:
             check_retractable(self.descriptor)
             flags = row_flags(retracted, batch.row_count, self.descriptor.name, "retracted")
-        updated = self._expiry.times(batch.row_count, timestamps)
+        updated = self._expiry.times_of_values(given, timestamps)
         self._expiry.settle()
         found = left = self._expiry.find(batch)
         order, starts = batch.order, batch.starts

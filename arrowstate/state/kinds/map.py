@@ -88,11 +88,15 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         batch = self._entries(keys, user_keys, namespace)
         given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
         last = pa.array(batch.last_rows())
-        updated = [column.take(last) for column in self._expiry.times(batch.row_count, timestamps)]
         keep = None
         if removed is not None:
             flags = row_flags(removed, batch.row_count, self.descriptor.name, "removed").take(last)
             keep = np.flatnonzero(~flags.to_numpy(zero_copy_only=False))
+        # To remove needs no time.
+        timed = timestamps is not None or keep is None or keep.size
+        rows = batch.row_count
+        times = self._expiry.times(rows, timestamps) if timed else self._expiry.no_times(rows)
+        updated = [column.take(last) for column in times]
         self._expiry.settle()
         self._table.put(self._table.find(batch), batch, [*self.layout.split(given.take(last)), *updated], keep=keep)
 

@@ -91,7 +91,7 @@ class OneRowState(KeyedState[D]):
         The function must be called before anything else is written to this state.
         """
         self._flush()
-        updated = self._expiry.times(len(keys), timestamps)
+        updated = self._expiry.times_of_values(values, timestamps)
         self._expiry.settle()
         found = self._table.find(keys)
         left = found if anew is None else found.without(anew)

@@ -98,7 +98,7 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
             check_retractable(self.descriptor)
             flags = row_flags(retracted, rows, self.descriptor.name, "retracted")
             given = amounts(self.descriptor, given, flags)
-        updated = self._expiry.times(rows, timestamps)
+        updated = self._expiry.times_of_values(given, timestamps)
         self._expiry.settle()
         found = self._expiry.find(batch)
         if given.null_count:

@@ -63,7 +63,7 @@ class ValueState(OneRowState[ValueStateDescriptor]):
         batch = self._keys(keys, namespace)
         given = value_array(values, self.descriptor.type, batch.row_count, self.descriptor.name)
         last = pa.array(batch.last_rows())
-        updated = [column.take(last) for column in self._expiry.times(batch.row_count, timestamps)]
+        updated = [column.take(last) for column in self._expiry.times_of_values(given, timestamps)]
         self._expiry.settle()
         self._replace(self._table.find(batch), batch, given.take(last), updated)
 

@@ -45,7 +45,7 @@ class _ElementRow(ElementState[OneRow]):
         keys, places, rows = self._written()
         if places:
             given = pa.array([self._values[place] for place in places], self.state.descriptor.type)
-            self._write = self.state.stage(keys, given, self._times(rows, timestamps))
+            self._write = self.state.stage(keys, given, self._times_of(given, rows, timestamps))
 
     def apply(self) -> None:
         if self._write is not None:
@@ -57,6 +57,10 @@ class _ElementRow(ElementState[OneRow]):
 
     def _read(self, stored: KeyBatch) -> list[Any]:
         return self._plain(self.state.stored_values(stored))
+
+    def _times_of(self, values: pa.Array, rows: Sequence[int], timestamps: pa.Array | None) -> pa.Array | None:
+        """Return the event times of values; where all of them only remove, none need be known."""
+        return None if values.null_count == len(values) and timestamps is None else self._times(rows, timestamps)
 
     def _written(self) -> tuple[KeyBatch, Sequence[Any], Sequence[int]]:
         """Return the keys written to, the place of each, and the row that wrote to it last."""
@@ -187,7 +191,7 @@ class _ElementFold(_ElementRow[Folding], ABC):
         self, keys: KeyBatch, places: Sequence[Any], values: pa.Array, rows: Sequence[int], timestamps: pa.Array | None
     ) -> None:
         """Make ready to write; with a time to live what was folded is as old as the youngest that went into it."""
-        times = self._times(rows, timestamps)
+        times = self._times_of(values, rows, timestamps)
         if times is not None and timestamps is not None:
             at, latest = timestamps.to_pylist(), dict(zip(places, times.to_pylist(), strict=True))
             for number, (place, row, _) in enumerate(self._added):

@@ -210,6 +210,10 @@ class TimeToLiveSuite(TimedSuite):
         job.state(numbers).update([])
         job.state(cart).remove(job.key_values.value(0))
         job.state(city).update_batch(job.keys(), [])
+        job.state(city).update_batch(job.keys(0), [None])
+        job.state(ReducingStateDescriptor("total", pa.int64(), reduce="sum", ttl=ttl)).add_batch(job.keys(0), [None])
+        job.state(AggregatingStateDescriptor("a", pa.int64(), aggregate="mean", ttl=ttl)).add_batch(job.keys(0), [None])
+        job.state(cart).put_batch(job.keys(0), job.keys(0), [1], removed=[True])
         job.state(cart).put_batch(job.keys(), job.keys(), [])
 
         assert job.state(city).value() is None
