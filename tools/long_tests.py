@@ -23,6 +23,8 @@ HISTORIES = [
 ]
 CALLS = ["tests/checkpoints/test_every_call.py"]
 RUNTIME = ["tests/runtime"]
+# One file, and one process would have it for most of an hour.
+SIMULATED = ["tests/runtime/test_simulated_jobs.py"]
 PURGE = ["tests/editing/test_purge.py"]
 EDITS = ["tests/editing"]
 FLINK = ["tests/foreign"]
@@ -72,10 +74,10 @@ class Part:
     commands: tuple[Sequence[str], ...]
 
 
-def pytest(*arguments: str, processes: int = 3) -> list[str]:
-    """Return the command of tests in their long form."""
-    shared = ["-n", str(processes), "--dist", "loadfile"] if processes > 1 else []
-    return [sys.executable, "-m", "pytest", "-q", *shared, *arguments]
+def pytest(*arguments: str, processes: int = 3, dist: str = "loadfile") -> list[str]:
+    """Return the command of tests in their long form; `dist` is how processes share them (pytest-xdist)."""
+    in_processes = ["-n", str(processes), "--dist", dist] if processes > 1 else []
+    return [sys.executable, "-m", "pytest", "-q", *in_processes, *arguments]
 
 
 def script(path: str, *arguments: str) -> list[str]:
@@ -131,7 +133,11 @@ PARTS = (
         (pytest("tests/conformance", *without(HISTORIES[0])),),
     ),
     Part("histories", "random histories against models: 2,000 of all kinds of keyed state", (pytest(*HISTORIES),)),
-    Part("runtime", "jobs of the runtime: sources, sinks, failures, restarts, rescales", (pytest(*RUNTIME),)),
+    Part(
+        "runtime",
+        "jobs of the runtime: sources, sinks, failures, restarts, rescales",
+        (pytest(*RUNTIME, *without(*SIMULATED)), pytest(*SIMULATED, dist="worksteal")),
+    ),
     Part("edits", "edits and their scripts, with a fault at every storage call", (pytest(*EDITS, *without(*PURGE)),)),
     Part("purge", "what an erasure leaves, with a fault at every storage call", (pytest(*PURGE, processes=1),)),
     Part(
