@@ -29,7 +29,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in given
     try:
-        if arguments is not None:
+        code = _code_of(given, as_json, is_process=arguments is None)
+        if sys.stdout is not None:
+            # A short output is written here or at exit, where Python would complain of a pipe that is closed.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has had enough; what is still buffered must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _code_of(given: Sequence[str], as_json: bool, *, is_process: bool) -> int:
+    """Run the command line, tell an error of it, and return its exit code."""
+    try:
+        if not is_process:
             return _run(given, as_json)
         with warnings.catch_warnings(), _imports_kept():
             warnings.showwarning = partial(_show_warning, as_json)
@@ -40,12 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])
         tell_error(type(error).__name__, text, as_json=as_json)
         return 1
-    except BrokenPipeError:
-        # Whoever read the output has had enough; what is still buffered must not be tried again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 130
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -387,6 +388,20 @@ def test_the_module_is_the_command_and_a_closed_pipe_is_no_error(store):
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait() == 0
+
+
+@pytest.mark.parametrize("arguments", [["list", "STORE"], ["list", "STORE", "--json"], ["--help"]])
+def test_a_pipe_that_was_closed_before_a_short_output_is_no_error(store, arguments):
+    command = [sys.executable, "-m", "arrowstate", *(store if text == "STORE" else text for text in arguments)]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=buffered) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+
+        told = process.stderr.read()
+
+    assert (process.returncode, told) == (0, "")
 
 
 def test_savepoint_writes_the_format_asked_for(store, capsys, tmp_path):
