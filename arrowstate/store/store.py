@@ -27,7 +27,7 @@ from arrowstate.editing.edit import Edit
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError, InvalidInputError
 from arrowstate.files.disposal import dispose_savepoint
 from arrowstate.files.references import ReferenceReader
-from arrowstate.files.savepoint import open_savepoint_place, recorded_savepoint, savepoint_place
+from arrowstate.files.savepoint import check_savepoint, open_savepoint_place, recorded_savepoint, savepoint_place
 from arrowstate.files.validation import Validation, check_validation, readable
 from arrowstate.html import table_html
 from arrowstate.log.choosing import CheckpointReference, choose_checkpoint, tags_of
@@ -65,7 +65,6 @@ from arrowstate.upkeep.recovery import StoreVerification, find_newest_whole, pro
 from arrowstate.upkeep.retention import RetentionPolicy
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import LARGEST_EXACT, check_integer
-from arrowstate_formats.names import check_savepoint_name
 from arrowstate_formats.run_files import RunFormat
 
 if TYPE_CHECKING:
@@ -1046,8 +1045,6 @@ class StateStore:
         >>> snapshot.restore("counter").state(clicks).get_batch(["ann"]).to_pylist()
         [5]
         """
-        if savepoint is not None and "/" not in str(savepoint):
-            check_savepoint_name(str(savepoint))
         stream = open_stream(table)
         plan = plan_table(
             self.storage,
@@ -1065,6 +1062,9 @@ class StateStore:
             new_id=self.new_id,
             clock_ms=self.clock_ms,
         )
+        if savepoint is not None:
+            # Once the checkpoint is committed it is too late to refuse the place.
+            check_savepoint(open_savepoint_place(self.storage, savepoint, create=True), "parquet")
         entry = fill_operators(
             self.storage,
             self.store_id,

@@ -489,6 +489,17 @@ def test_a_savepoint_is_made_too(store):
     assert store.latest().checkpoint_id == made.checkpoint_id == 1
 
 
+def test_a_savepoint_at_a_place_that_is_refused_commits_nothing(store):
+    store.bootstrap("op", ["user"], [CITY], two_states(), savepoint="start")
+
+    with pytest.raises(InvalidInputError, match="a savepoint needs an empty place"):
+        store.bootstrap("op", ["user"], [CITY], two_states(), savepoint="start", overwrite=True)
+    with pytest.raises(InvalidInputError, match="inside of data/"):
+        store.bootstrap("op", ["user"], [CITY], two_states(), savepoint=f"{store.url}/data/start", overwrite=True)
+
+    assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [1]
+
+
 def test_times_of_the_hour_that_comes_twice_in_a_time_zone_are_times_of_rows(store):
     times = pa.array([1_729_989_000_001_999, 1_729_992_600_001_999], pa.timestamp("us", "Europe/Berlin"))
     rows = pa.table({"user": ["ann", "bob"], "city": ["Rome", "Oslo"], "at": times})

@@ -342,6 +342,9 @@ def test_what_does_not_fit_is_refused_with_its_cause(spark: Any, tmp_path: Path)
         bootstrap(frame, states=[TOTAL], savepoint="not a name!", **arguments)
     with pytest.raises(InvalidInputError, match="bootstrap needs a static DataFrame"):
         bootstrap(spark.readStream.format("rate").load(), states=[TOTAL], **arguments)
+    with pytest.raises(InvalidInputError, match="inside of data/"):
+        bootstrap(frame.dropna(), states=[TOTAL], savepoint=tmp_path / "store" / "data" / "start", **arguments)
+    assert arrowstate.open_store(tmp_path / "store").checkpoints() == []
     bootstrap(frame.dropna(), states=[TOTAL], **arguments)
     with pytest.raises(KeyTypeError, match="int64"):
         bootstrap(frame.selectExpr("name as k", "total as other"), states=[other_total()], **arguments)

@@ -18,6 +18,7 @@ from arrowstate.bootstrap.plan import FillPlan
 from arrowstate.checkpoints.handles import SubtaskHandle
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
+from arrowstate.files.savepoint import check_savepoint, open_savepoint_place
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.load.filling import fill_subtask
@@ -33,7 +34,7 @@ from arrowstate_formats.run_files import RunFormat
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["DEFAULT_BUDGET_BYTES", "bootstrap", "check_savepoint", "run_fills"]
+__all__ = ["DEFAULT_BUDGET_BYTES", "bootstrap", "run_fills"]
 
 DEFAULT_BUDGET_BYTES = 256 << 20
 """What a task holds of the state it makes in memory; the rest is in mapped local files."""
@@ -159,7 +160,8 @@ def bootstrap(
         raise InvalidInputError(
             "bootstrap needs a static DataFrame, made by spark.read; this one is a stream: fold it with keyed_sink"
         )
-    check_savepoint(savepoint)
+    if savepoint is not None and "/" not in str(savepoint):
+        check_savepoint_name(str(savepoint))
     plan = plan_fill(
         FrameColumns.of(frame),
         store=store,
@@ -176,15 +178,12 @@ def bootstrap(
         watermark=watermark,
         storage_options=storage_options,
     )
-    entry, _ = run_fills([(frame, plan, order_by)], lambda _: dict(properties or {}))
     made = open_store(plan.store, storage_options=storage_options)
+    if savepoint is not None:
+        # Once the checkpoint is committed it is too late to refuse the place.
+        check_savepoint(open_savepoint_place(made.storage, savepoint, create=True), "parquet")
+    entry, _ = run_fills([(frame, plan, order_by)], lambda _: dict(properties or {}))
     return made.snapshot_of(entry) if savepoint is None else made.savepoint(savepoint, checkpoint=entry.checkpoint_id)
-
-
-def check_savepoint(name_or_path: str | Path | None) -> None:
-    """Refuse a savepoint's name before anything is written."""
-    if name_or_path is not None and "/" not in str(name_or_path):
-        check_savepoint_name(str(name_or_path))
 
 
 def run_fills(
