@@ -15,7 +15,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.query.catalog import resolve
 from arrowstate.query.row_text import parsed, rows_of
 from arrowstate.query.state import StateReader
-from arrowstate.schema.types import CONVERSION_ERRORS, python_array
+from arrowstate.schema.types import CONVERSION_ERRORS, is_bytes, python_array
 from arrowstate.shown import shown
 from arrowstate.store import Snapshot
 
@@ -47,16 +47,30 @@ def _keys(snapshot: Snapshot, options: argparse.Namespace) -> pa.RecordBatch:
 
 
 def keys_of(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    """Return keys that were given as texts, or as JSON where a key has several columns."""
+    """Return keys that were given as texts, bytes by their digits, or as JSON where a key has several columns."""
     rows = [_key(text, schema) for text in texts]
-    columns = []
-    for field in schema:
-        values = [row[field.name] for row in rows]
-        try:
-            columns.append(python_array(values, field.type))
-        except (*CONVERSION_ERRORS, ArithmeticError):
-            columns.append(_cast(values, field))
+    columns = [_column([row[field.name] for row in rows], field) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    if is_bytes(field.type):
+        return _of_digits(values, field)
+    try:
+        return python_array(values, field.type)
+    except (*CONVERSION_ERRORS, ArithmeticError):
+        return _cast(values, field)
+
+
+def _of_digits(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    """Return bytes, which are given as `shown` writes them."""
+    try:
+        return python_array([None if value is None else bytes.fromhex(value) for value in values], field.type)
+    except (*CONVERSION_ERRORS, ValueError, TypeError) as error:
+        raise InvalidInputError(
+            f"the key column {field.name} is {field.type}: give its bytes as hexadecimal digits, such as 00ff, got "
+            f"{', '.join(map(str, values))}"
+        ) from error
 
 
 def _cast(values: Sequence[Any], field: pa.Field) -> pa.Array:

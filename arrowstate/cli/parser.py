@@ -261,7 +261,12 @@ def _add_comparing(commands: Commands) -> None:
     ):
         asked = _command(commands, name, help, printed)
         asked.add_argument("state", metavar="OPERATOR.STATE", help="the state")
-        asked.add_argument("keys", metavar="KEY", nargs="+", help="as text, or JSON for a key of several columns")
+        asked.add_argument(
+            "keys",
+            metavar="KEY",
+            nargs="+",
+            help="as text, bytes as hexadecimal digits, or JSON for a key of several columns",
+        )
         if name == "lookup":
             asked.add_argument("--expired", action="store_true", help=_EXPIRED)
 

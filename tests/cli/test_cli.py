@@ -17,7 +17,7 @@ from arrowstate.cli.app import make_parser
 from arrowstate.cli.output import print_table
 from arrowstate.query.kept_reads import forget_checkpoints
 from processes import python
-from stores import commit, run
+from stores import backend_of, commit, run
 
 HELP = Path(__file__).with_name("help.txt")
 
@@ -503,6 +503,26 @@ def test_lookup_and_history_take_keys_as_text(store, capsys, tmp_path):
     assert (code, '{"n": "...", "day": "..."}' in err) == (1, True)
     code, _, err = run(capsys, "lookup", place, "op.v", '{"n": "seven", "day": "2026-03-01"}')
     assert (code, "the key column n is int64, got seven" in err) == (1, True)
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.binary(2)])
+def test_lookup_takes_bytes_as_it_shows_them(tmp_path, capsys, kind):
+    key = pa.schema([("id", kind)])
+    backend = arrowstate.KeyedStateBackend(key=key, max_parallelism=4)
+    values = backend.state(arrowstate.ValueStateDescriptor("v", pa.int64()))
+    values.update_batch(pa.table({"id": [b"\x00\xff", b"ab"]}, schema=key), [1, 2])
+    wide = backend_of(pa.schema([("n", pa.int32()), ("id", kind)]), 4)
+    pairs = wide.state(arrowstate.ValueStateDescriptor("v", pa.int64()))
+    pairs.update_batch(pa.table({"n": [7], "id": [b"\x00\xff"]}, schema=wide.key), [3])
+    commit(arrowstate.open_store(tmp_path, create=True), {"op": [backend], "wide": [wide]})
+
+    found = run_json(capsys, "lookup", str(tmp_path), "op.v", "00ff", "6162")
+    of_pair = run_json(capsys, "lookup", str(tmp_path), "wide.v", json.dumps({"n": 7, "id": "00ff"}))
+    code, _, err = run(capsys, "lookup", str(tmp_path), "op.v", "nix")
+
+    assert found == [{"id": "00ff", "v": 1}, {"id": "6162", "v": 2}]
+    assert of_pair == [{"n": 7, "id": "00ff", "v": 3}]
+    assert (code, "hexadecimal digits, such as 00ff, got nix" in err) == (1, True)
 
 
 def test_lookup_takes_times_and_durations_as_it_shows_them(tmp_path, capsys):
