@@ -57,7 +57,7 @@ def _run(path: Path, given: str) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         shown = "".join(traceback.format_exception(type(error), error, _from_file(error, path)))
         raise InvalidInputError(f"{given} cannot be loaded:\n{shown.rstrip()}") from error
     _pickle_by_value(module)
@@ -114,6 +114,6 @@ def _called(function: Callable[..., Any], path: str, name: str) -> Any:
         )
     try:
         return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         shown = "".join(traceback.format_exception(type(error), error, _from_file(error, Path(path).absolute())))
         raise InvalidInputError(f"{name!r} of {path} failed:\n{shown.rstrip()}") from error

@@ -118,6 +118,8 @@ def test_a_job_is_chosen_by_its_name(write, tmp_path):
         ("def a():\n    return None", "a", "'a' of .* is no Job, and returns none; it is NoneType"),
         ("def a():\n    return 1 / 0", "a", r"(?s)'a' of .* failed:.*line \d+, in a\n.*ZeroDivisionError"),
         ("1 / 0", None, r"(?s)cannot be loaded:.*in <module>\n.*ZeroDivisionError"),
+        ("raise SystemExit('no configuration')", None, r"(?s)cannot be loaded:.*in <module>\n.*SystemExit: no config"),
+        ("def a():\n    raise SystemExit(0)", "a", r"(?s)'a' of .* failed:.*, in a\n.*SystemExit"),
         ("def (", None, r"(?s)cannot be loaded:.*SyntaxError"),
     ],
 )
