@@ -9,7 +9,7 @@ from typing import Any
 from arrowstate.cli.flink_options import hints_of, pair_of, states_of
 from arrowstate.cli.output import print_json, print_narrow_table, say
 from arrowstate.cli.running_queries import interruptible
-from arrowstate.cli.sql import format_asked, queries_of
+from arrowstate.cli.sql import asked_of
 from arrowstate.cli.sql import show as show_result
 from arrowstate.clock import new_id
 from arrowstate.errors import StoreNotFoundError
@@ -68,9 +68,9 @@ def _told(savepoint: FlinkSavepoint, *, count: bool) -> dict[str, Any]:
 
 def sql(options: argparse.Namespace) -> int:
     """Run queries over a savepoint and print their results."""
-    format = format_asked(options)
+    format, queries = asked_of(options)
     savepoint = _Queried(_opened(options))
-    for query in queries_of(options):
+    for query in queries:
         interruptible(partial(show_result, savepoint, query, format, options.output))
     return 0
 

@@ -32,16 +32,22 @@ _BATCH_ROWS = 10_000
 
 def run(options: argparse.Namespace) -> int:
     """Run the queries and print their results."""
+    format, queries = asked_of(options)
+    with opened(options) as snapshot:
+        for query in queries:
+            interruptible(partial(show, snapshot, query, format, options.output, expired=options.expired))
+    return 0
+
+
+def asked_of(options: argparse.Namespace) -> tuple[Format | None, list[str]]:
+    """Return the format and the queries that the options ask for, which fit each other."""
     format = format_asked(options)
     queries = queries_of(options)
     if options.output is not None and len(queries) > 1:
         raise InvalidInputError(f"--output has room for the result of one query, got {len(queries)}")
     if format in ("parquet", "arrow") and options.output is None and sys.stdout.isatty():
         raise InvalidInputError(f"{format} is no text for a terminal; give --output FILE, or a pipe")
-    with opened(options) as snapshot:
-        for query in queries:
-            interruptible(partial(show, snapshot, query, format, options.output, expired=options.expired))
-    return 0
+    return format, queries
 
 
 @contextmanager

@@ -45,6 +45,16 @@ def test_a_query_reads_what_hints_say(capsys, place):
     assert row["total"] > 0
 
 
+def test_a_file_has_room_for_one_result(capsys, place, tmp_path):
+    (tmp_path / "two.sql").write_text("select 1; select 2")
+    result = tmp_path / "result.csv"
+
+    told = printed(capsys, "sql", place(PYTHON), "-f", str(tmp_path / "two.sql"), "-o", str(result), code=1)
+
+    assert "the result of one query, got 2" in told.err
+    assert not result.exists()
+
+
 def test_a_hint_of_a_struct_names_columns_or_fields(capsys, place):
     hints = ["--hints", "py-keyed.py_map=STRUCT(user_key VARCHAR, value BIGINT)"]
     hints += ["--hints", "py-keyed.py_row=STRUCT(i BIGINT, name VARCHAR, value DOUBLE)"]
