@@ -31,6 +31,8 @@ def new_file(path: str) -> Iterator[IO[bytes]]:
     """Give a file to write, which replaces what is at the path when the block ends well, and else is gone."""
     refuse_pipe(path)
     final = Path(path)
+    if not final.name:
+        raise InvalidInputError(f"--output takes a file, and {path!r} is none")
     beside = final.with_name(f".{final.name}.{new_id()}.part")
     try:
         with beside.open("xb") as file:
@@ -114,6 +116,7 @@ def _groups(batches: pa.RecordBatchReader) -> Iterator[pa.Table]:
 
 def _write_json(names: Sequence[str], rows: Iterator[tuple[Any, ...]], file: IO[str]) -> None:
     """Write an array with one object per line."""
+    names = _told_apart(names)
     file.write("[")
     for number, row in enumerate(rows):
         file.write(f"{',' if number else ''}\n{_object(names, row)}")
@@ -121,7 +124,20 @@ def _write_json(names: Sequence[str], rows: Iterator[tuple[Any, ...]], file: IO[
 
 
 def _write_json_lines(names: Sequence[str], rows: Iterator[tuple[Any, ...]], file: IO[str]) -> None:
+    names = _told_apart(names)
     file.writelines(f"{_object(names, row)}\n" for row in rows)
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Return names for the members of an object: a second `a` is `a_1`, as DuckDB names it in a table."""
+    found: dict[str, None] = {}
+    for name in names:
+        apart, number = name, 0
+        while apart in found or (number and apart in names):
+            number += 1
+            apart = f"{name}_{number}"
+        found[apart] = None
+    return list(found)
 
 
 def _object(names: Sequence[str], row: Sequence[Any]) -> str:

@@ -60,6 +60,8 @@ def test_queries_are_read_from_a_file_and_from_a_pipe(store, tmp_path, capsys):
         (["--file", "/dev/null"], "there is no query in /dev/null"),
         (["select 1", "--json", "--format", "csv"], "--json and --format csv exclude each other; choose one"),
         (["select 1", "-o", "result.foo"], "'result.foo' does not say its format"),
+        (["select 1", "-o", ".", "--csv"], "--output takes a file, and '.' is none"),
+        (["select 1", "-o", "", "--csv"], "--output takes a file, and '' is none"),
         (["select 1", "-o", "/nowhere/result.csv"], "/nowhere/result.csv cannot be written: No such file"),
     ],
 )
@@ -77,6 +79,16 @@ def test_a_file_has_room_for_one_result(store, tmp_path, capsys):
 
     assert (code, "the result of one query, got 2" in err) == (1, True)
     assert not (tmp_path / "result.csv").exists()
+
+
+@pytest.mark.parametrize("format", ["json", "jsonl"])
+def test_columns_of_the_same_name_are_told_apart_in_json(store, capsys, format):
+    query = "select 1 as a, 2 as a, 3 as a_1, 4 as A, null as a"
+
+    code, out, _ = run(capsys, "sql", store, query, "--format", format)
+
+    found = json.loads(out)[0] if format == "json" else json.loads(out)
+    assert (code, found) == (0, {"a": 1, "a_2": 2, "a_1": 3, "A": 4, "a_3": None})
 
 
 PRINTED = {
