@@ -131,6 +131,8 @@ class PostgresCommits:
             # Who comes at the same time waits for the row of this token, and finds that it is not older then.
             if not connection.execute(say, values).rowcount:
                 return
+            # A time without a zone is one of UTC, whatever zone the role or the database has.
+            connection.execute("set local time zone 'UTC'")
             if self.key is None:
                 self._copy(connection, self._name(self.table), rows)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,9 +83,14 @@ def _json(value: Any) -> str:
 
 
 def _named(value: Any) -> Any:
-    """Return a value with texts in the place of bytes, as PostgreSQL has them in JSON, and as names."""
+    """Return a value with texts as names, and in the place of what JSON has not: bytes, NaN and infinities.
+
+    They are the texts that `to_jsonb` of PostgreSQL gives.
+    """
     if isinstance(value, bytes):
         return _hex(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, list):
         return list(map(_named, value))
     if isinstance(value, dict):

@@ -332,6 +332,10 @@ NESTED = {
         pa.array([{"at": 1_000_000_001}], pa.struct({"at": pa.timestamp("ns", "UTC")})),
         [{"at": "1970-01-01T00:00:01.000000001Z"}],
     ),
+    " jsonb": (
+        pa.array([{"a": float("nan"), "b": [float("-inf"), float("inf"), 0.5]}]),
+        [{"a": "NaN", "b": ["-Infinity", "Infinity", 0.5]}],
+    ),
     "timestamptz[]": (
         pa.array([[1_001]], pa.list_(pa.timestamp("ns", "UTC"))),
         [[datetime.datetime(1970, 1, 1, 0, 0, 0, 1, datetime.UTC)]],
@@ -350,6 +354,25 @@ def test_nested_values_come_to_postgres_as_its_own_do(database: str, connection:
     sink.commit(pa.table({"value": rows}), token(1))
 
     assert [row[0] for row in connection.execute("select value from kept").fetchall()] == expected
+    sink.close()
+
+
+@pytest.mark.parametrize("key", [None, ["name"]])
+def test_a_time_without_a_zone_is_one_of_utc_whatever_the_session_has(
+    database: str, connection: Any, key: list[str] | None
+) -> None:
+    connection.execute("create table kept (name text primary key, at timestamptz, times timestamptz[])")
+    import psycopg
+
+    in_tokyo = psycopg.conninfo.make_conninfo(database, options="-c timezone=Asia/Tokyo")
+    at = datetime.datetime(2026, 1, 2, 3)
+    sink = PostgresSink(in_tokyo, "kept", key=key)
+    sink.open("a-store", "a-sink")
+
+    sink.commit(pa.table({"name": ["ann"], "at": [at], "times": [[at]]}), token(1))
+
+    in_utc = at.replace(tzinfo=datetime.UTC)
+    assert connection.execute("select at, times from kept").fetchall() == [(in_utc, [in_utc])]
     sink.close()
 
 
