@@ -55,6 +55,8 @@ def test_what_was_acknowledged_outlives_any_order_of_calls_and_faults(part):
         *(1021, 1195),
         # A lease that came too late went when a collection had read it; a checkpoint was condemned and half gone.
         *(678, 2466),
+        # So did a tag that came too late.
+        2992,
         # A plan from before a writer went back condemns what it took from there; the next commit is refused, and
         # writes the file anew when it is tried again.
         19776,

@@ -58,8 +58,8 @@ class ProtobufFormat(Format):
     A field with presence (a message, `optional`, a part of a `oneof`) is null where it is not set; any other has its
     default then. Enums are the names of their values, `google.protobuf.Timestamp` is a timestamp in nanoseconds, for
     which a sink takes a time without a zone as one of UTC. Fields that the class does not know are passed over, as
-    Protobuf says. So all messages of a topic should be of this class: which message of its file one is, which Confluent's
-    form says, is passed over too, as Confluent's client for Python does.
+    Protobuf says. So all messages of a topic should be of this class: in Confluent's form a message says which of its
+    file it is, and that is passed over too, as Confluent's client for Python does.
 
     Parameters
     ----------

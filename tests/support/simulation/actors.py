@@ -437,9 +437,9 @@ def _collect(process: Process) -> None:
                 now_ms, new_id = process.actor.clock_ms(), process.actor.new_id
                 apply_collection(process.storage, plan, now_ms=now_ms, new_id=new_id, portions=portions)
         except arrowstate.CorruptDataError as error:
-            # A tag that was removed came back with a request that was late; it is to be removed again. Or a lease that
-            # holds nothing stands in the way until it ends.
-            if error.path not in (*oracle.strange_tags(), *oracle.lost_leases()):
+            # A tag that was removed came back with a request that was late; it is to be removed again. Or a tag or a
+            # lease that came too late stands in the way until its holder has noticed, or it ends.
+            if error.path not in (*oracle.strange_tags(), *oracle.lost_pins()):
                 oracle.violated(f"{process.name} found damage, and nothing but collections took files: {error}")
         except arrowstate.ArrowStateError as error:
             process.explained(error)

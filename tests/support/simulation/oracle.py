@@ -25,6 +25,8 @@ from simulation.published import Shown, shown
 
 __all__ = ["Commit", "Oracle"]
 
+_PINS = ("leases/", "tags/")
+
 
 @dataclass(slots=True)
 class Commit:
@@ -108,10 +110,10 @@ class Oracle:
     "Where the store is published to, by the format, below everything that goes wrong."
     followers: set[str] = field(default_factory=set)
     "Those of them whose lease holds what comes after the entry, too."
-    _lease_numbers: dict[str, int] = field(default_factory=dict)
-    "Number of the entry that each file of a lease names, of those that went too."
-    _lost_leases: set[str] = field(default_factory=set)
-    "Files of leases that held nothing any more when they went; whoever had read them before finds that out after."
+    _pin_numbers: dict[str, int] = field(default_factory=dict)
+    "Number of the entry that each file of a tag or a lease names, of those that went too."
+    _lost_pins: set[str] = field(default_factory=set)
+    "Files of tags and leases that held nothing when they went; whoever had read them before finds that out after."
     now_ms: Callable[[], int] = lambda: 0
     "The time in milliseconds."
     trust_clocks: bool = True
@@ -174,8 +176,8 @@ class Oracle:
         is_new = path not in self.written
         self.written[path] = digest
         self.statements += path.startswith("gc/")
-        if path.startswith("leases/"):
-            self._lease_numbers[path] = json.loads(data)["entry"]["number"]
+        if path.startswith(_PINS):
+            self._pin_numbers[path] = json.loads(data)["entry"]["number"]
         if is_new and path.startswith("log/"):
             self._appended(path, data, digest)
         if is_new and path.startswith(("log/", "gc/")):
@@ -186,8 +188,8 @@ class Oracle:
         if self.written.pop(path, None) is None:
             return
         self._touched(path)
-        if path.startswith("leases/") and self._is_lost(path):
-            self._lost_leases.add(path)
+        if path.startswith(_PINS) and self._is_lost(path):
+            self._lost_pins.add(path)
         self.deletions += 1
         if self.chain and path in self.chain[-1].files:
             self._doubt_newest()
@@ -430,18 +432,18 @@ class Oracle:
             if is_newest and newest and [item.number for item in found[-1:]] != [newest[0].number]:
                 self.violated(f"{why}, {newest[0].number} is the newest, and a table of {format} shows another")
 
-    def lost_leases(self) -> list[str]:
-        """Return the files of leases that need not hold, of checkpoints that were collected; those that went since too.
+    def lost_pins(self) -> list[str]:
+        """Return the files of tags and leases that need not hold, of checkpoints that were collected.
 
-        One stays behind if deleting it failed; or if a wrong clock ended the lease early, until its holder notices; or
-        it came too late, and its holder is about to notice.
+        Those that went since are among them. One stays behind if deleting it failed; or if a wrong clock ended the
+        lease early, until its holder notices; or it came too late, and its holder is about to notice.
         """
-        there = (path for path in self.written if path.startswith("leases/"))
-        return sorted({*self._lost_leases, *filter(self._is_lost, there)})
+        there = (path for path in self.written if path.startswith(_PINS))
+        return sorted({*self._lost_pins, *filter(self._is_lost, there)})
 
     def _is_lost(self, path: str) -> bool:
-        number = self._lease_numbers[path]
-        return path_of(number) not in self.written and number not in self._leased()
+        number = self._pin_numbers[path]
+        return path_of(number) not in self.written and number not in (*self._leased(), *self.tags.values())
 
     def check_newest(self) -> None:
         """Check that whoever opens the store now finds the newest commit."""
