@@ -19,6 +19,9 @@ class Validated:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._storage,)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
 

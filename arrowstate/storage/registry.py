@@ -101,11 +101,13 @@ def options_beside(storage: Storage, url_or_path: str | os.PathLike[str]) -> dic
 
     None where they do not fit.
     """
-    if not isinstance(storage, ObjectStorage | MemoryStorage) or not isinstance(url_or_path, str):
+    # Not asked for its class: what reads a storage in another way hands on what it has.
+    options: dict[str, Any] | None = getattr(storage, "options", None)
+    if options is None or not isinstance(url_or_path, str):
         return None
     match = _PROTOCOL.match(url_or_path)
     protocol = (match[1] or match[2]).lower() if match else ""
-    return storage.options if _OBJECTS.get(protocol, protocol) == storage.url.partition("://")[0] else None
+    return options if _OBJECTS.get(protocol, protocol) == storage.url.partition("://")[0] else None
 
 
 def _open_objects(protocol: str, given: str, options: Mapping[str, Any]) -> Storage:

@@ -3,6 +3,7 @@
 Every read here would end the process, or read memory that is not its own, if it went where the bytes point.
 """
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from arrowstate import KeyedStateBackend, StateStore, ValueStateDescriptor, open
 from arrowstate.cli import main
 from arrowstate.errors import CorruptDataError, InvalidInputError
 from arrowstate.files.subtasks import read_states
+from arrowstate.files.validation import Validated
 from arrowstate.files.writing import write_manifest
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import path_of
@@ -152,6 +154,27 @@ def test_a_store_that_is_what_it_says_is_read_in_full_as_it_is_otherwise(tmp_pat
     assert sorted(full.latest().restore("op").state(STATE).get_batch(list(range(ROWS))).to_pylist()) == TEXTS
     with pytest.raises(InvalidInputError, match="validate is 'checksums' or 'full', got 'most'"):
         open_store(tmp_path / "store", validate="most")  # type: ignore[arg-type]
+
+
+def test_a_store_that_is_read_in_full_is_so_in_another_process(tmp_path: Path) -> None:
+    written(tmp_path / "store")
+    full = open_store(tmp_path / "store", validate="full")
+
+    store, snapshot = pickle.loads(pickle.dumps((full, full.latest())))
+
+    assert isinstance(snapshot.storage, Validated)
+    assert isinstance(store.latest().storage, Validated)
+    assert snapshot.to_arrow("op.v").num_rows == ROWS
+
+
+def test_a_copy_for_spark_of_what_is_read_in_full_has_the_options_of_the_store() -> None:
+    written("memory://in-full/store")
+    options = {"max_file_bytes": 6 << 20}
+    full = open_store("memory://in-full/store", storage_options=options, validate="full")
+
+    copy = full.latest().for_spark("memory://in-full/query")
+
+    assert copy.storage.options == options
 
 
 def test_a_forged_directory_is_refused() -> None:
