@@ -241,7 +241,8 @@ class CheckpointLease:
             )
 
     def _keep_renewing(self) -> None:
-        while not self._wait(self._ttl_ms / 1000 / _RENEWALS):
+        # No thread can wait for longer than that at once.
+        while not self._wait(min(self._ttl_ms / 1000 / _RENEWALS, threading.TIMEOUT_MAX)):
             try:
                 self.renew()
             except (CheckpointNotFoundError, CheckpointsCollectedError) as error:

@@ -24,15 +24,17 @@ from arrowstate.errors import (
 )
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
-from arrowstate.log.leases import CheckpointLease
+from arrowstate.log.leases import LONGEST_LEASE_MS, CheckpointLease
 from arrowstate.query.catalog import resolve
 from arrowstate.storage.base import Storage
 from arrowstate.store.snapshot import Snapshot
 from arrowstate_formats.documents import LogEntryDocument
+from arrowstate_formats.integers import check_integer
 
 if TYPE_CHECKING:
     import duckdb
 
+_LONGEST_POLL_MS = int(threading.TIMEOUT_MAX) * 1000
 _logger = logging.getLogger("arrowstate.store")
 
 Found = TypeVar("Found")
@@ -90,8 +92,8 @@ class Follower:
         clock_ms: Callable[[], int],
         new_id: Callable[[], str],
     ) -> None:
-        if poll_ms < 1:
-            raise InvalidInputError(f"poll_ms must be at least 1, got {poll_ms}")
+        poll_ms = check_integer("poll_ms", poll_ms, 1, _LONGEST_POLL_MS, unit="milliseconds")
+        ttl_ms = check_integer("ttl_ms", ttl_ms, 1, LONGEST_LEASE_MS, unit="milliseconds")
         self._storage = storage
         self._snapshot_of = snapshot_of
         self._log = CommitLog(storage)

@@ -23,7 +23,7 @@ from arrowstate.files.writing import RunWriter
 from arrowstate.log.boundary import boundaries, put_boundary, read_boundary
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import create_store, path_of
-from arrowstate.log.leases import CheckpointLease
+from arrowstate.log.leases import LONGEST_LEASE_MS, CheckpointLease
 from arrowstate.log.pins import put_tag, read_pins
 from arrowstate.log.timeline import steps_between
 from arrowstate.storage import clear_memory_storage, local, open_storage
@@ -350,6 +350,23 @@ def test_a_renewal_is_never_without_a_file(filled):
         lease.renew()
 
         assert seen == [2]
+
+
+def test_the_longest_lease_is_waited_for_no_longer_than_a_thread_can(filled):
+    waits = []
+    lease = CheckpointLease(
+        filled.storage,
+        CommitLog(filled.storage).committed_checkpoint(2),
+        ttl_ms=LONGEST_LEASE_MS,
+        holder="a test",
+        clock_ms=lambda: filled.now_ms,
+        new_id=filled.new_id,
+        wait=lambda seconds: waits.append(seconds) or True,
+    )
+
+    lease.release()
+
+    assert waits == [threading.TIMEOUT_MAX]
 
 
 def test_the_thread_of_a_lease_renews_it_and_goes_on_after_a_failure(filled):
