@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 import uuid
 
@@ -9,6 +10,20 @@ import uuid
 def now_ms() -> int:
     """Return the time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def date_of(milliseconds: int) -> datetime.datetime | None:
+    """Return a time in UTC; None for one outside of the years 1 to 9999, which a clock that tells no time gives."""
+    try:
+        return datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def utc_text(milliseconds: int, timespec: str = "seconds") -> str:
+    """Return a time as ISO 8601 in UTC; one that has no date as its milliseconds."""
+    date = date_of(milliseconds)
+    return f"{milliseconds} ms" if date is None else date.isoformat(timespec=timespec)
 
 
 def new_id() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import importlib.util
 import json
 import os
@@ -14,6 +13,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from arrowstate.cli.tables import table_text
+from arrowstate.clock import utc_text
 from arrowstate.shown import shown
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def problems_text(problems: Sequence[str], advice: str) -> str:
 
 def time_text(milliseconds: int) -> str:
     """Return a time as ISO 8601 in UTC, to the second."""
-    time = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return utc_text(milliseconds).replace("+00:00", "Z")
 
 
 def _cell(value: Any) -> str:

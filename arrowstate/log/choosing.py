@@ -9,6 +9,7 @@ from collections import deque
 from itertools import islice
 from typing import Any, TypeAlias
 
+from arrowstate.clock import utc_text
 from arrowstate.errors import CheckpointNotFoundError, NotFoundError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.pins import read_pins
@@ -77,10 +78,9 @@ def checkpoint_at(log: CommitLog, time_ms: int, text: str) -> LogEntryDocument:
     oldest = next(iter(deque(log.backwards(), maxlen=1)), None)
     if oldest is None:
         raise CheckpointNotFoundError(None, [])
-    time = datetime.datetime.fromtimestamp(oldest.committed_at_ms / 1000, datetime.UTC)
     raise NotFoundError(
         f"no checkpoint was committed at {text} or before; the oldest, {oldest.checkpoint_id}, was committed at "
-        f"{time.isoformat(timespec='milliseconds')}"
+        f"{utc_text(oldest.committed_at_ms, 'milliseconds')}"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections.abc
-import datetime
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from arrowstate.checkpoints.importing import ClaimMode, import_checkpoint
 from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.rollback import roll_back
 from arrowstate.checkpoints.writer import CheckpointWriter
-from arrowstate.clock import new_id, now_ms
+from arrowstate.clock import new_id, now_ms, utc_text
 from arrowstate.editing.edit import Edit
 from arrowstate.errors import CheckpointNotFoundError, CorruptDataError, InvalidInputError
 from arrowstate.files.disposal import dispose_savepoint
@@ -125,7 +124,7 @@ class StateStore:
             (
                 entry.checkpoint_id,
                 entry.kind,
-                datetime.datetime.fromtimestamp(entry.committed_at_ms / 1000, datetime.UTC).isoformat(" ", "seconds"),
+                utc_text(entry.committed_at_ms).replace("T", " "),
                 sum(operator.live_rows(state.name) for operator in entry.operators for state in operator.states),
                 ", ".join(operator.uid for operator in entry.operators),
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from markupsafe import Markup, escape
 
+from arrowstate.clock import date_of
 from arrowstate.query.row_text import values_of
 from arrowstate.schema.types import is_bytes, is_text
 from arrowstate.shown import bytes_text, shown
@@ -36,7 +36,6 @@ _BLANK = re.compile(
     rf"(?:\s|{_UNSEEN.pattern}|[\u034f\u115f\u1160\u180b-\u180f\u200c\u200d\u2800\u3164\ufe00-\ufe0f\uffa0])*"
 )
 """A text of which nothing can be seen."""
-_LAST_TIME_MS = 253_402_300_799_000
 
 
 def as_bytes(size: int | None) -> str:
@@ -77,9 +76,9 @@ def as_duration(milliseconds: float | None) -> str:
 
 def as_time(milliseconds: int | None) -> Markup:
     """Return a time as an element that the page's script shows in the reader's zone, with UTC on hover."""
-    if milliseconds is None or not -62_135_596_800_000 <= milliseconds <= _LAST_TIME_MS:
+    time = None if milliseconds is None else date_of(milliseconds)
+    if time is None:
         return escape(_UNKNOWN)
-    time = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
     text = time.strftime("%Y-%m-%d %H:%M:%S")
     return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
         time.isoformat(timespec="milliseconds"), text, text

@@ -8,11 +8,11 @@ A clock decides only how long a checkpoint is kept beyond the count.
 
 from __future__ import annotations
 
-import datetime
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from arrowstate.clock import utc_text
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
 
@@ -203,8 +203,8 @@ class RetentionChoice:
         for number in self._savepoints:
             keep(number, "a savepoint")
         for hour, number in self._hourly.items():
-            start = datetime.datetime.fromtimestamp(hour * 3600, datetime.UTC)
-            keep(number, f"the newest of its hour, {start:%Y-%m-%d %H}:00 UTC")
+            start = utc_text(hour * 3_600_000, "minutes").replace("T", " ").replace("+00:00", " UTC")
+            keep(number, f"the newest of its hour, {start}")
         for number, holder in pins:
             keep(number, holder)
         return boundary, {number: tuple(reasons[number]) for number in reasons}

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from arrowstate.cli import main
 
 KIND = pa.struct([("<script>", pa.int64())])
 TAGS = {"all", "table", "caption", "thead", "tbody", "tr", "th", "td"}
@@ -55,3 +56,23 @@ def test_verifications_show_their_problems(store):
     assert "0 problems" in texts(store.latest().verify())[0]
     found = texts(store.verify())
     assert ("4 log entries: 0 problems" in found, "what is wrong" in found) == (True, True)
+
+
+def test_a_clock_that_tells_no_date_hides_nothing(tmp_path, capsys):
+    arrowstate.open_store(tmp_path / "store", create=True)
+    storage, store_id = arrowstate.open_store(tmp_path / "store").storage, "a"
+    # As of `time.time_ns`, taken for milliseconds.
+    store = arrowstate.StateStore(storage, store_id, clock_ms=lambda: 1_800_000_000 * 10**9)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=4)
+    with store.writer() as writer:
+        for _ in range(3):
+            writer.checkpoint({"op": [backend]})
+
+    last = f"{(1 << 53) - 1} ms"
+    assert texts(store).count(last) == 3
+    with pytest.raises(arrowstate.NotFoundError, match=f"the oldest, 1, was committed at {last}"):
+        store.snapshot("2026-01-01")
+    assert main(["list", str(tmp_path / "store")]) == 0
+    assert capsys.readouterr().out.count(last) == 3
+    kept = store.collect(arrowstate.RetentionPolicy(count=1, hours=2)).plan.kept
+    assert "the newest entry" in kept[-1].reasons
