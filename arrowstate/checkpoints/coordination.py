@@ -313,7 +313,18 @@ class Coordination:
                 actions += self._end(each, Status.SUBSUMED, now_ms, f"checkpoint {id} is newer and complete")
         return [*actions, *self._next_commit()]
 
+    def _take_nothing_for_later(self, now_ms: int) -> None:
+        """Let what is later than now be of now: else nothing began or expired until a clock set back is there again."""
+        if self._last_start_ms is not None:
+            self._last_start_ms = min(self._last_start_ms, now_ms)
+        if self._last_end_ms is not None:
+            self._last_end_ms = min(self._last_end_ms, now_ms)
+        for id, record in self._pending.items():
+            if record.triggered_at_ms > now_ms:
+                self._pending[id] = replace(record, triggered_at_ms=now_ms)
+
     def _expire(self, now_ms: int) -> list[Action]:
+        self._take_nothing_for_later(now_ms)
         if not self._pending:
             return []
         limit = self.options.timeout_ms

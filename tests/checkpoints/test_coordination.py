@@ -140,6 +140,21 @@ def test_periodic_checkpoints_keep_interval_and_pause_and_the_first_is_due_at_on
     assert subject.handle(Border(390)) == [Start(3, "checkpoint")]
 
 
+def test_after_a_clock_was_set_back_checkpoints_begin_and_expire_as_before():
+    hour = 3_600_000
+    subject = coordination("a", interval_ms=100, timeout_ms=50, tolerated_failures=5)
+    subject.handle(Border(hour))
+    acknowledged(subject, 1, hour + 10, ("a",))
+    subject.handle(CommitWon(hour + 20, 1))
+
+    assert subject.handle(Border(0)) == []
+    assert subject.handle(Border(99)) == []
+    assert subject.handle(Border(100)) == [Start(2, "checkpoint")]
+    assert subject.handle(Tick(40)) == []
+    assert subject.next_tick_ms() == 90
+    assert subject.handle(Tick(90)) == [Abort(2, "not done after 50 ms")]
+
+
 def test_no_more_checkpoints_at_once_than_the_options_say_but_savepoints_go_beside_them():
     subject = coordination("a", max_concurrent=2)
 
