@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,8 +24,8 @@ from arrowstate.checkpoints.rollback import roll_back
 from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.clock import new_id, now_ms, utc_text
 from arrowstate.editing.edit import Edit
-from arrowstate.errors import CheckpointNotFoundError, CorruptDataError, InvalidInputError
-from arrowstate.files.disposal import dispose_savepoint
+from arrowstate.errors import ArrowStateError, CheckpointNotFoundError, CorruptDataError, InvalidInputError
+from arrowstate.files.disposal import dispose, dispose_savepoint
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.savepoint import check_savepoint, open_savepoint_place, recorded_savepoint, savepoint_place
 from arrowstate.files.validation import Validation, check_validation, readable
@@ -1217,7 +1218,13 @@ class StateStore:
                 progress=progress,
             )
         if delta:
-            write_delta_logs(target, written)
+            try:
+                write_delta_logs(target, written)
+            except BaseException:
+                # The one without the tables is not what was asked for, and would be in the way of another.
+                with suppress(ArrowStateError, OSError):
+                    dispose(target, now_ms=self.clock_ms())
+                raise
         return self._snapshot_in(target, store_id, written)
 
     def publish(

@@ -11,6 +11,7 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import InvalidInputError
+from arrowstate.storage import LocalStorage
 from every_kind import small_files
 from publications import History, expected
 from stores import backend_of, commit, totals_from
@@ -76,6 +77,25 @@ def test_a_disposal_deletes_the_tables_too(tmp_path):
 
     assert "data/op/total/_delta_log/00000000000000000000.json" in deleted
     assert not (tmp_path / "saved").exists()
+
+
+def test_nothing_is_left_of_a_savepoint_whose_tables_could_not_be_written(tmp_path, monkeypatch):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    commit(store, {"op": [totals_from()]})
+    write_file = LocalStorage.write_file
+
+    def full(storage, path):
+        if "_delta_log" in path:
+            raise arrowstate.StorageFullError(path, "no space left", storage.url)
+        return write_file(storage, path)
+
+    monkeypatch.setattr(LocalStorage, "write_file", full)
+    with pytest.raises(arrowstate.StorageFullError):
+        store.savepoint(str(tmp_path / "saved"), delta=True)
+    monkeypatch.undo()
+
+    assert not (tmp_path / "saved").exists()
+    assert store.savepoint(str(tmp_path / "saved"), delta=True).verify(deep=True).ok
 
 
 def test_what_delta_lacks_is_refused_by_column_before_anything_is_written(tmp_path):
