@@ -115,6 +115,17 @@ def test_an_aggregation_goes_on_in_a_keyed_sink(queries: Queries) -> None:
     ]
 
 
+def test_a_column_of_the_key_may_have_any_name(queries: Queries) -> None:
+    from pyspark.sql import functions as sf
+
+    words = queries.stream().withColumnRenamed("k", "value")
+    checkpoint = queries.run(words.groupBy("value").agg(sf.count("v").alias("n")))
+
+    import_state(queries.spark, checkpoint, store=queries.store, uid="words", state="n", reduce="count", parallelism=1)
+
+    assert rows_of(queries.store, "words.n") == [{"value": "a", "n": 3}, {"value": "b", "n": 1}]
+
+
 def test_an_aggregation_of_windows_keeps_its_buffers(queries: Queries, rocksdb: None) -> None:
     from pyspark.sql import functions as sf
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["import_state"]
 
-_OTHERS = ("value", "user_key", "updated", "position")
+_POSITION = "position in all parts"
 
 
 def import_state(
@@ -181,7 +181,7 @@ def import_state(
         # A key may be null in Spark, and not in a store.
         frame = frame.observe(observation, sf.count_if(null_key).alias("null_keys")).where(~null_key)
         taken.append((operator, parts, observation))
-        fills.append((frame, plan, ["position"] if "position" in frame.columns else []))
+        fills.append((frame, plan, [_POSITION] if _POSITION in frame.columns else []))
     properties = {
         "imported_from_spark": {
             "checkpoint_location": location,
@@ -217,14 +217,8 @@ def import_state(
 def _joined(parts: Sequence[Part]) -> DataFrame:
     """Return the rows of all parts; each has its own columns beside the key, null in the rows of the others."""
     frames = [
-        part.frame.select(
-            *(sf.col(quoted(name)) for name in part.key),
-            *(
-                sf.col(name).alias(_column(name, number))
-                for name in _OTHERS
-                if name in part.frame.columns[len(part.key) :]
-            ),
-        )
+        # By place: a column of the key may be called `value` too, as Spark calls that of a line of text.
+        part.frame.toDF(*part.key, *(_column(name, number) for name in part.frame.columns[len(part.key) :]))
         for number, part in enumerate(parts)
     ]
     return fold(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
@@ -241,7 +235,7 @@ def _named(parts: Sequence[Part], column: str) -> dict[str, str]:
 
 def _column(name: str, number: int) -> str:
     # Positions order rows of one state each, so one column does for all of them.
-    return name if name == "position" else f"{name} of part {number}"
+    return _POSITION if name == "position" else f"{name} of part {number}"
 
 
 def _imported(operator: StatefulOperator, part: Part, made: FilledOperator) -> ImportedState:
