@@ -75,23 +75,32 @@ class _StreamWriter:
             self.option(key, value)
         return self
 
-    def start(self, path: str | None = None, *arguments: Any, **options: Any) -> Any:
+    def start(
+        self,
+        path: str | None = None,
+        format: str | None = None,
+        outputMode: str | None = None,  # noqa: N803
+        partitionBy: str | list[str] | None = None,  # noqa: N803
+        queryName: str | None = None,  # noqa: N803
+        **options: Any,
+    ) -> Any:
         """Start the query; its progress has our figures under `observedMetrics["arrowstate"]`."""
-        named = {name: options.pop(name) for name in _ARGUMENTS if name in options}
+        if format is not None:
+            self.format(format)
         self.options(**options)
-        if named.get("outputMode") is not None:
-            self.outputMode(named.pop("outputMode"))
+        if outputMode is not None:
+            self.outputMode(outputMode)
         self._process_with(self._start.function(self._options))
-        query = super().start(path, *arguments, **named)  # type: ignore[misc]
+        query = super().start(path, partitionBy=partitionBy, queryName=queryName)  # type: ignore[misc]
         kind: Any = type(query)
         return of_kind(query, _query_class(kind), _start=self._start, _known={})
 
     def _process_with(self, function: Callable[[Any, int], None]) -> None:
         if not is_connect(self):
-            self.foreachBatch(function)  # type: ignore[attr-defined]
+            super().foreachBatch(function)  # type: ignore[misc]
             return
         try:
-            self.foreachBatch(function)  # type: ignore[attr-defined]
+            super().foreachBatch(function)  # type: ignore[misc]
         except (PicklingError, _PicklingError, TypeError, AttributeError) as error:
             # PySpark's own error leaves out what it was that could not be pickled.
             reason = error.__context__ if isinstance(error, _PicklingError) else None
@@ -99,6 +108,15 @@ class _StreamWriter:
                 "on Spark Connect operators and functions are pickled for the server, and one of these cannot be: "
                 f"{reason or error}; make sessions, DataFrames, files and locks inside of them, an operator's in open"
             ) from error
+
+    def format(self, source: str) -> Any:
+        raise InvalidInputError(f"a stateful query writes to its store, not to {source!r}; leave the format out")
+
+    def foreach(self, f: Any) -> Any:  # noqa: ARG002
+        raise InvalidInputError(_NO_FUNCTION.format("foreach"))
+
+    def foreachBatch(self, func: Any) -> Any:  # noqa: ARG002
+        raise InvalidInputError(_NO_FUNCTION.format("foreachBatch"))
 
     def toTable(self, tableName: str, *_: Any, **__: Any) -> Any:  # noqa: N803
         raise InvalidInputError(
@@ -162,7 +180,10 @@ def _joined(progress: Any, metrics: Mapping[str, int] | None) -> Any:
     return StreamingQueryProgress.fromJson(text)
 
 
-_ARGUMENTS = ("format", "outputMode", "partitionBy", "queryName")
+_NO_FUNCTION = (
+    "a stateful query writes to its store and calls no function of {}; what an operator emits reaches one by "
+    "stateful(...).foreach_batch(function)"
+)
 
 
 @cache

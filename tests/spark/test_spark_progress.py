@@ -12,7 +12,7 @@ from pyspark.sql.streaming import StreamingQueryListener
 
 import arrowstate
 from arrowstate.errors import InvalidInputError
-from arrowstate.spark import progress, stateful
+from arrowstate.spark import keyed_sink, progress, stateful
 
 
 class Doubled(arrowstate.BatchFunction):
@@ -119,3 +119,29 @@ def test_micro_batches_are_counted_from_one_and_a_table_is_not_written(stream: A
         progress(stream.store, last=0)
     with pytest.raises(InvalidInputError, match="start it with start\\(\\)"):
         operator.write_stream().toTable("counts")
+
+
+def test_a_query_writes_to_its_store_and_nowhere_else(stream: Any, make_rows: Any) -> None:
+    stream.add(make_rows(0))
+    state = arrowstate.ReducingStateDescriptor("count", pa.int64(), reduce="count")
+    writer = keyed_sink(
+        stream.frame(), key=["k"], states=[state], columns={"count": "k"}, uid="rows", store=stream.store, parallelism=1
+    )
+    writer = writer.option("checkpointLocation", str(stream.checkpoint)).trigger(availableNow=True)
+
+    for refused, message in (
+        (lambda: writer.start(format="memory", queryName="elsewhere"), "not to 'memory'; leave the format out"),
+        (lambda: writer.start("/elsewhere", "parquet"), "not to 'parquet'; leave the format out"),
+        (lambda: writer.format("parquet"), "not to 'parquet'; leave the format out"),
+        (lambda: writer.foreachBatch(print), r"no function of foreachBatch; .* by stateful\(\.\.\.\)\.foreach_batch"),
+        (lambda: writer.foreach(print), r"no function of foreach; .* by stateful\(\.\.\.\)\.foreach_batch"),
+        (lambda: writer.start(None, None, "complete"), "use outputMode append or update, not complete"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            refused()
+    query = writer.start(outputMode="update", queryName="by name")
+    query.awaitTermination()
+
+    assert query.name == "by name"
+    counts = arrowstate.open_store(stream.store).latest().to_arrow("rows.count")
+    assert sum(counts["count"].to_pylist()) == 1000
