@@ -277,7 +277,7 @@ def described(descriptor: StateDescriptor, *, types: bool = True) -> str:
     if types:
         text += f" of {descriptor.type}"
     if isinstance(descriptor, ReducingStateDescriptor):
-        called = "a Python callable" if descriptor.callable_name is not None else descriptor.reduce
+        called = descriptor.reduce if isinstance(descriptor.reduce, (str, Mapping)) else "a Python callable"
         text += f" reduced by {called}" if types or isinstance(called, str) else " reduced field by field"
     if isinstance(descriptor, AggregatingStateDescriptor):
         text += f" aggregated by {descriptor.identity if types else descriptor.rule}"

@@ -169,12 +169,12 @@ class StateRows:
 
 
 def _keys(plan: SinkPlan, rows: pa.RecordBatch) -> pa.RecordBatch:
-    columns = []
-    for field, column in zip(plan.key_schema, rows.columns, strict=False):
+    columns, key_schema = [], plan.key_schema
+    for field, column in zip(key_schema, rows.columns, strict=False):
         # Timestamps come in the session's time zone; the instant, and with it the hash, is the same.
         both = pa.types.is_timestamp(field.type) and pa.types.is_timestamp(column.type)
         columns.append(column.cast(field.type) if both and column.type.unit == field.type.unit else column)
-    return pa.RecordBatch.from_arrays(columns, names=plan.key_schema.names)
+    return pa.RecordBatch.from_arrays(columns, names=key_schema.names)
 
 
 def _changes(plan: SinkPlan, rows: pa.RecordBatch) -> Changes:
