@@ -104,8 +104,8 @@ class ObjectStorage:
         self._client_lock = threading.Lock()
         self._client: Any = make_client(self._protocol, url, self._options)
         self._client_process = os.getpid()
-        services = (bucket, str(self._options.get("endpoint_url") or self._options.get("connection_string")))
-        self._service = (self._protocol, *services)
+        given = {**(self._options.get("client_kwargs") or {}), **self._options}
+        self._service = (self._protocol, bucket, str(given.get("endpoint_url") or given.get("connection_string")))
 
     @property
     def url(self) -> str:

@@ -597,6 +597,17 @@ def test_a_service_is_tried_out_once_in_a_process(s3, forget_services):
     assert len(s3.proxy.requests) == 1
 
 
+def test_each_service_is_tried_out_however_its_endpoint_is_given(s3, s3_endpoint, forget_services, tmp_path):
+    def of(endpoint):
+        options = {**S3_OPTIONS, "client_kwargs": {**S3_OPTIONS["client_kwargs"], "endpoint_url": endpoint}}
+        return ObjectStorage(s3.storage.url, options, cache=FileCache(tmp_path / "cache"))
+
+    of(s3_endpoint).put_if_absent("log/1.json", b"one", "one")
+    of(s3.proxy.endpoint).put_if_absent("log/2.json", b"two", "two")
+
+    assert len(s3.requests("PUT", ".probe")) == 2
+
+
 def test_a_bucket_that_is_missing_has_no_store_and_takes_none(s3_endpoint, tmp_path):
     options = {**S3_OPTIONS, "endpoint_url": s3_endpoint, "cache_dir": str(tmp_path), "retry_attempts": 1}
     storage = open_storage("s3://nowhere/store", create=True, storage_options=options)
