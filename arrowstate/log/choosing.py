@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-import sys
 from collections import deque
-from itertools import islice
 from typing import Any, TypeAlias
 
 from arrowstate.clock import utc_text
@@ -116,8 +114,12 @@ def _by_text(storage: Storage, log: CommitLog, text: str) -> LogEntryDocument:
 
 def _before(log: CommitLog, start: int, steps: int) -> LogEntryDocument:
     """Return the checkpoint that lies so many before another one."""
-    before = (entry for entry in log.backwards() if (entry.checkpoint_id or start) < start)
-    older = [*islice(before, min(steps, sys.maxsize))]
-    if len(older) < steps:
-        raise NotFoundError(f"there are {len(older)} checkpoints before checkpoint {start}, got {-steps}")
-    return older[-1]
+    # By id: a compaction has that of the checkpoint that it repeats, and comes first.
+    older: set[int] = set()
+    for entry in log.backwards():
+        number = entry.checkpoint_id
+        if number is not None and number < start and number not in older:
+            older.add(number)
+            if len(older) == steps:
+                return entry
+    raise NotFoundError(f"there are {len(older)} checkpoints before checkpoint {start}, got {-steps}")

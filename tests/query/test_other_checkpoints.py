@@ -625,3 +625,20 @@ def test_a_history_goes_back_over_types_that_no_run_has_any_more():
         (3, 1, "update_postimage", 5_000_000_000),
         (3, 1, "update_preimage", 70_000),
     ]
+
+
+def test_a_checkpoint_and_its_compaction_are_one_step_back():
+    store = arrowstate.open_store("memory://steps-back", create=True)
+    backend = backend_of()
+    total = backend.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"))
+    with store.writer(compaction=None) as writer:
+        for keys in (10_000, 8_000):
+            total.add_batch(range(keys), [1] * keys)
+            writer.checkpoint({"op": [backend]})
+        assert store.compact(arrowstate.CompactionPolicy(max_space_amplification=1.1)).apply().checkpoint_id == 2
+        last = writer.checkpoint({"op": [backend]})
+
+    assert [last.diff(steps).before for steps in (-1, -2)] == [2, 1]
+    assert last.sql("select count(*) from op.total at (version => -2)").fetchall() == [(10_000,)]
+    with pytest.raises(NotFoundError, match="there are 2 checkpoints before checkpoint 3"):
+        last.diff(-3)
