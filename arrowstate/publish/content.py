@@ -431,9 +431,10 @@ def _file_ids(storage: Storage, run: RunDocument) -> list[int] | None:
         length = int.from_bytes(tail[-8:-4], "little") + 8
         if length > len(tail):
             tail = storage.read(run.path, max(0, run.bytes - length))
-        schema = pq.read_metadata(io.BytesIO(b"PAR1" + tail[-length:])).schema.to_arrow_schema()
     except MissingFileError:
         raise CorruptDataError(run.path, "the file is missing") from None
+    try:
+        schema = pq.read_metadata(io.BytesIO(b"PAR1" + tail[-length:])).schema.to_arrow_schema()
     except (pa.ArrowException, OSError) as error:
         raise CorruptDataError(run.path, f"the footer cannot be read: {error}") from error
     found: list[int] = []

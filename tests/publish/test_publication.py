@@ -183,6 +183,19 @@ def test_a_newest_checkpoint_that_is_collected_before_it_is_held_gives_way_to_th
     assert len(held_numbers(store)) == 1
 
 
+def test_a_file_whose_answer_is_lost_is_told_as_a_storage_that_failed_and_not_as_damage(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    commit(store, {"op": [totals_from()]}, format="parquet")
+    target = open_storage(tmp_path / "tables", create=True)
+    lost = Fault.FAIL_AFTER
+    own = FaultyStorage(
+        store.storage, lambda call: lost if call.path.endswith(".parquet") and call.verb == "read" else None
+    )
+
+    with pytest.raises(StorageError, match="the answer was lost"):
+        Publisher(own, store.store_id, target, Publish(to=target.url)).publish()
+
+
 def test_a_tag_that_another_publisher_has_put_too_late_holds_nothing(tmp_path):
     store = arrowstate.open_store(tmp_path / "store", create=True)
     target = open_storage(tmp_path / "tables", create=True)

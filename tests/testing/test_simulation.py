@@ -62,6 +62,8 @@ def test_what_was_acknowledged_outlives_any_order_of_calls_and_faults(part):
         19776,
         # The hint is torn and a listing is old: the first entry is found all the same.
         6472,
+        # A publication was told that a file is damaged, whose answer was lost.
+        3179,
     ],
 )
 def test_seeds_that_found_a_mistake_once_find_none_any_more(seed):
