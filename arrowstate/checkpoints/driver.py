@@ -392,9 +392,12 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
         error = flight.cause = future.exception()
         if error is None:
             flight.committed = self._store.snapshot_of(future.result())
-            for told in self._store.after_commits:
+        try:
+            for told in self._store.after_commits if error is None else ():
                 told.wake()
-        self._feed(end_of_commit(self._clock_ms(), id, error))
+        finally:
+            # Also where it fails for want of a thread: the checkpoint would never end, and who waits for it neither.
+            self._feed(end_of_commit(self._clock_ms(), id, error))
 
     def _feed(self, event: Event) -> list[Action]:
         """Let the coordination handle an event, and have done what it says."""

@@ -113,8 +113,10 @@ class Beside:
             self._is_due = True
             if self._thread is None and not self._closed.is_set():
                 # Its process does not wait for it.
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                # One that could not be started is nothing to wait for.
+                thread.start()
+                self._thread = thread
 
     def join(self) -> None:
         """Wait until nothing is due."""

@@ -117,6 +117,25 @@ def test_a_trigger_freezes_and_returns_and_what_comes_later_is_not_in_it(store, 
         assert sum_of_totals(checkpoints.trigger().result()) == 11 * ROWS
 
 
+def test_checkpoints_end_where_there_is_no_thread_for_what_is_done_after_them(store, monkeypatch):
+    start = threading.Thread.start
+    refused = []
+
+    def start_or_not(thread):
+        if thread.name == "arrowstate-collection":
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_not)
+    backend = backend_of()
+    with store.writer() as writer, writer.coordinator({"op": [backend]}) as checkpoints:
+        for number in (1, 2):
+            assert checkpoints.trigger().result(timeout_ms=60_000).checkpoint_id == number
+
+    assert len(refused) == 2
+
+
 def test_only_what_is_new_is_written_and_the_figures_are_in_the_log(store):
     backend = backend_of()
     add(backend)
