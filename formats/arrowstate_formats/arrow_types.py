@@ -152,7 +152,15 @@ def type_from_json(value: TypeJson, *, path: str = "") -> pa.DataType:
     """
     try:
         decoded = _decode(value)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, pa.ArrowException) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        pa.ArrowException,
+    ) as error:
         raise CorruptDataError(path, f"{value!r} is no type") from error
     _refuse_what_aborts(decoded)
     return decoded

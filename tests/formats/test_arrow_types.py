@@ -134,6 +134,7 @@ def test_a_type_that_cannot_be_stored_is_refused_with_what_would_work(arrow_type
         {"type": "list", "item": {"name": "item", "type": "int64"}},
         {"type": "list", "item": {"name": "item", "type": "int64", "nullable": 1}},
         {"type": "list", "item": {"name": "item", "type": "int64", "nullable": True}, "since": 2},
+        {"type": "fixed_size_list", "size": 1 << 40, "item": {"name": "item", "type": "int8", "nullable": True}},
         {"type": "fixed_size_list", "size": "3", "item": {"name": "item", "type": "int8", "nullable": True}},
         {"type": "set", "item": {"name": "item", "type": "int64", "nullable": True}},
     ],
