@@ -91,6 +91,16 @@ def test_columns_of_the_same_name_are_told_apart_in_json(store, capsys, format):
     assert (code, found) == (0, {"a": 1, "a_2": 2, "a_1": 3, "A": 4, "a_3": None})
 
 
+@pytest.mark.parametrize("format", ["json", "csv", "markdown", "table"])
+def test_a_value_of_a_union_is_printed_as_what_it_is(store, capsys, format):
+    query = "select union_value(number := 2) as u, [union_value(text := 'x')] as l"
+
+    code, out, _ = run(capsys, "sql", store, query, "--format", format)
+
+    assert code == 0
+    assert {"json": '{"u": 2, "l": ["x"]}', "csv": '2,"[""x""]"', "table": "│ 2 │"}.get(format, '| 2 | ["x"] |') in out
+
+
 PRINTED = {
     "csv": 'user,visit\nann,"{""page"": ""a,b"", ""took"": 1.5}"\nc|d,"{""page"": ""two\\nlines"", ""took"": -0.25}"\n',
     "json": '[\n{"user": "ann", "visit": {"page": "a,b", "took": 1.5}},\n'

@@ -93,6 +93,9 @@ def recast(kind: pa.DataType, leaf: Leaf, *, is_map_key: bool = False) -> tuple[
         return _recast_struct(kind, leaf)
     if pa.types.is_map(kind):
         return _recast_map(kind, leaf)
+    if pa.types.is_union(kind):
+        # No state has one: a query may make one, whose values are those of its parts.
+        return kind, None
     if pa.types.is_nested(kind):
         element, convert = recast(kind.value_type, leaf)
         if convert is None:
