@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
 from arrowstate.html import table_html
+from arrowstate_formats.integers import check_integer
 
 if TYPE_CHECKING:
     from arrowstate.storage.base import Storage
@@ -130,6 +131,8 @@ def open_page(
         from arrowstate.ui.site import Site
     except ImportError as error:
         raise MissingDependencyError("the page in a browser", str(error.name), "ui") from error
+    # The system would take a higher one for another: 65,536 less.
+    port = check_integer("the port of the page", port, 0, 65_535)
     bearer = os.environ.get(_BEARER) or None
     if bearer is not None and len(bearer) < _SHORTEST_BEARER:
         raise InvalidInputError(f"{_BEARER} must have at least {_SHORTEST_BEARER} characters, it has {len(bearer)}")

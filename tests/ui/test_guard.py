@@ -143,3 +143,9 @@ def test_a_bearer_that_is_easily_guessed_is_refused(clicks, monkeypatch):
 
     with pytest.raises(serving.InvalidInputError, match="at least 16 characters"):
         serving.open_page([clicks])
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 99_999])
+def test_a_port_that_there_is_not_is_refused_and_no_other_taken(clicks, port):
+    with pytest.raises(serving.InvalidInputError, match="the port of the page must be a whole number from 0 to 65535"):
+        serving.open_page([clicks], port=port)
