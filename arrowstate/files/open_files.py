@@ -21,6 +21,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.storage.posix import storage_errors
 from arrowstate.table.segment import Segment
 from arrowstate.table.segments import Directory, Segments
+from arrowstate_formats import system
 from arrowstate_formats.directory import read_directory
 from arrowstate_formats.documents import (
     BatchDocument,
@@ -226,8 +227,12 @@ class _Files:
     """The open files of this process, the least recently used one closed first."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._files: OrderedDict[tuple[str, str, bool], OpenFile] = OrderedDict()
+        self._unlock()
+        system.after_fork(self._unlock)
+
+    def _unlock(self) -> None:
+        self._lock = threading.Lock()
 
     def get(self, storage: Storage, document: RunDocument, schema: pa.Schema) -> OpenFile:
         """Open a run file, or return it if this process has it open."""

@@ -6,6 +6,8 @@ import threading
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
+from arrowstate_formats import system
+
 V = TypeVar("V")
 
 
@@ -15,6 +17,10 @@ class KeptTexts(Generic[V]):
     def __init__(self, most_bytes: int) -> None:
         """Keep texts of so many bytes; what is made of them takes a few times as much."""
         self._most_bytes = most_bytes
+        self._begin()
+        system.after_fork(self._begin)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._values: OrderedDict[bytes, V] = OrderedDict()
         self._bytes = 0

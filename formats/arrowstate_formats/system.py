@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -117,6 +118,15 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def after_fork(call: Callable[[], None]) -> None:
+    """Have something called in each process that is forked from this one, before it does anything else.
+
+    A lock that another thread holds at that moment is never let go there.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
 
 
 def user() -> str:

@@ -476,6 +476,31 @@ print(os.waitpid(child, 0)[1])
     assert (done.stdout, done.returncode) == ("[(44999850000,)]\n" * 2 + "0\n", 0)
 
 
+def test_a_process_forked_while_another_thread_reads_reads_on_its_own(tmp_path):
+    script = f"""
+import os, signal, arrowstate, pyarrow as pa
+from arrowstate.files import open_files
+from arrowstate_formats import document_text, manifest_text
+store = arrowstate.open_store({str(tmp_path / "store")!r}, create=True)
+backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=128)
+backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(range(9000), range(9000))
+snapshot = store.writer().checkpoint({{"op": [backend]}})
+locks = [document_text._KEPT._lock, manifest_text._KEPT._lock, open_files._FILES._lock]
+for lock in locks:
+    lock.acquire()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    print(store.latest().to_arrow("op.v").num_rows, flush=True)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+    done = python("-W", "ignore", "-c", script, timeout=120)
+
+    assert (done.stdout, done.returncode) == ("9000\n0\n", 0)
+
+
 def test_importing_the_reader_loads_no_engine():
     script = "import sys, arrowstate; print(sorted({'duckdb', 'lance', 'polars', 'pyspark'} & set(sys.modules)))"
 
