@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -112,6 +113,7 @@ class Follower:
         self._closed = threading.Event()
         self._failure: Exception | None = None
         self._was_warned = False
+        self._process = os.getpid()
         # The thread of one that is forgotten ends.
         weakref.finalize(self, self._closed.set).atexit = False
         self.refresh()
@@ -143,10 +145,9 @@ class Follower:
         CheckpointNotFoundError
             If the store has no checkpoint yet.
         InvalidInputError
-            If the follower was closed.
+            If the follower was closed, or is of another process, from which this one was forked.
         """
-        if self._closed.is_set():
-            raise InvalidInputError("the follower was closed; make another with store.follow()")
+        self._check_follows()
         if self._current is None:
             raise CheckpointNotFoundError(None, [])
         return self._current
@@ -189,8 +190,9 @@ class Follower:
         TimeoutError
             If it does not come in this time.
         InvalidInputError
-            If the follower is closed meanwhile.
+            If the follower is closed, or is of another process.
         """
+        self._check_follows()
         with self._swapped:
             has_come = self._swapped.wait_for(
                 lambda: self._closed.is_set() or (self._current or _NONE).checkpoint_id >= checkpoint_id, timeout_s
@@ -254,6 +256,15 @@ class Follower:
             self._current, self._held = None, []
         if lease is not None:
             lease.release()
+
+    def _check_follows(self) -> None:
+        if self._closed.is_set():
+            raise InvalidInputError("the follower was closed; make another with store.follow()")
+        if self._process != os.getpid():
+            raise InvalidInputError(
+                f"the follower looks for checkpoints in process {self._process}, from which this one was forked, and "
+                "not here; make another with store.follow()"
+            )
 
     def _take(self, committed: CommittedEntry) -> bool:
         """Go over to a checkpoint; what those before it hold stays until nobody has them."""

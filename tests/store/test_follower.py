@@ -46,6 +46,29 @@ def written(store):
         yield store, write
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_is_told_that_nobody_follows_there(written):
+    store, write = written
+    write()
+    with store.follow(poll_ms=100_000) as follower:
+        child = os.fork()
+        if not child:
+            told = 0
+            for ask in (lambda: follower.snapshot, lambda: follower.wait_for(2)):
+                try:
+                    ask()
+                except InvalidInputError as error:
+                    told += f"in process {os.getppid()}" in str(error)
+                finally:
+                    if told not in (1, 2):
+                        os._exit(1)
+            os._exit(0 if told == 2 else 1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        assert code == 0
+        assert follower.lookup("counter.clicks", ["user-1"]).value["clicks"].to_pylist() == [1]
+
+
 def collect(store):
     store.collect(arrowstate.RetentionPolicy(count=1), grace_ms=0, allow_short_grace=True).apply()
     return [snapshot.checkpoint_id for snapshot in store.checkpoints()]
