@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from arrowstate.spark.pyspark_internals import context_of
@@ -19,6 +20,11 @@ __all__ = ["is_connect", "own_python", "spare_collector"]
 
 _uses = count()
 
+_DEFAULT = "python3"
+_lock = Lock()
+_users: dict[Any, int] = {}
+"""By context, how many threads let its workers run the Python that runs here."""
+
 
 @contextmanager
 def own_python(spark: SparkSession) -> Iterator[None]:
@@ -29,14 +35,24 @@ def own_python(spark: SparkSession) -> Iterator[None]:
     """
     context: Any = context_of(spark)
     chosen = "PYSPARK_PYTHON" in os.environ or context is None or not context.master.startswith("local")
-    if context is None or chosen or context.pythonExec != "python3":
+    if context is None or chosen:
         yield
         return
-    context.pythonExec = sys.executable
+    with _lock:
+        # Queries of one session run in threads, and the last of them that is in here puts it back.
+        users = _users.get(context, 0)
+        is_ours = users > 0 or context.pythonExec == _DEFAULT
+        if is_ours:
+            context.pythonExec, _users[context] = sys.executable, users + 1
     try:
         yield
     finally:
-        context.pythonExec = "python3"
+        if is_ours:
+            with _lock:
+                _users[context] -= 1
+                if not _users[context]:
+                    del _users[context]
+                    context.pythonExec = _DEFAULT
 
 
 def is_connect(spark: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,8 +22,12 @@ from arrowstate.errors import (
     QueryConflictError,
 )
 from arrowstate.log.boundary import path_of
+from arrowstate.spark import stream_writer
 from arrowstate.spark.micro_batches import BatchRecord
+from arrowstate.spark.pyspark_internals import of_kind
 from arrowstate.spark.read.plans import plan_from_options
+from arrowstate.spark.stream_writer import METRICS
+from arrowstate.spark.workers import own_python
 
 
 def test_micro_batches_add_up_to_a_recomputation(sink: Any, make_rows: Any) -> None:
@@ -374,3 +379,48 @@ def test_runs_are_merged_though_no_task_has_another_batch_to_go_on_with_a_merge(
 
     (state,) = arrowstate.open_store(sink.store).latest().restore(alone.plan.uid)._states.values()
     assert (len(state), len(state.table.runs) <= 10) == (45_000, True)
+
+
+def test_workers_run_the_python_at_hand_until_the_last_of_several_queries_has_started_its_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Context:
+        master, pythonExec = "local[2]", "python3"  # noqa: N815
+
+    class Session:
+        _sc = Context()
+
+    session: Any = Session()
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    one, other = own_python(session), own_python(session)
+
+    found = []
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    found.append(session._sc.pythonExec)
+    other.__exit__(None, None, None)
+    found.append(session._sc.pythonExec)
+
+    assert found == [sys.executable, "python3"]
+
+
+def test_the_figures_that_a_query_holds_are_those_of_its_last_micro_batches(
+    sink: Any, make_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Query:
+        id = "query-a"
+        lastProgress: Any = None  # noqa: N815
+
+    monkeypatch.setattr(stream_writer, "_MOST_KNOWN", 2)
+    start = stream_writer.QueryStart(str(sink.store), None, lambda _: lambda *_: None)
+    query = of_kind(Query(), stream_writer._query_class(Query), _start=start, _known={})
+    told = []
+
+    for batch_id in range(5):
+        sink.run(batch_id, make_rows(batch_id))
+        Query.lastProgress = {"batchId": batch_id}
+        told.append(query.lastProgress["observedMetrics"][METRICS]["rows"])
+
+    assert told == [1000] * 5
+    assert sorted(query._known) == [3, 4]
