@@ -32,6 +32,9 @@ __all__ = ["METRICS", "QueryStart", "writer_of"]
 METRICS = "arrowstate"
 """The name of our figures among the observed metrics of a progress."""
 
+_MOST_KNOWN = 1000
+"""So many micro-batches have their figures in memory, the last ones; Spark itself keeps the progress of 100."""
+
 _PicklingError: type[Exception] = getattr(errors, "PySparkPicklingError", PicklingError)
 """PySpark's own, which 3.5 has not."""
 
@@ -149,7 +152,11 @@ class _MeteredQuery:
         except ArrowStateError as error:
             # Spark's own figures are not lost because a store cannot be read for a while.
             _logger.warning("the progress of query %s lacks the figures of arrowstate: %s", self.id, error)  # type: ignore[attr-defined]
-        return [_joined(progress, self._known.get(number)) for number, progress in zip(ids, given, strict=True)]
+        found = [_joined(progress, self._known.get(number)) for number, progress in zip(ids, given, strict=True)]
+        # A query may run for years.
+        for number in sorted(self._known)[:-_MOST_KNOWN]:
+            self._known.pop(number, None)
+        return found
 
     def _learn(self, wanted: set[int]) -> None:
         if not wanted:
