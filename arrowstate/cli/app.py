@@ -8,6 +8,7 @@ a terminal only. With --json errors are JSON too.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import os
@@ -23,6 +24,8 @@ from arrowstate.errors import ArrowStateError
 
 __all__ = ["main", "make_parser"]
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
@@ -34,12 +37,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # A short output is written here or at exit, where Python would complain of a pipe that is closed.
             sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the output has had enough; what is still buffered must not be tried again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output has had enough.
+        _drop_output()
         return 0
+    except OSError as error:
+        # That of a store is an error of arrowstate, and that of a file names it.
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        _drop_output()
+        tell_error("OutputError", f"the output cannot be written: {error.strerror}", as_json=as_json)
+        return 1
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _drop_output() -> None:
+    """Let go what is still buffered, which must not be tried again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _code_of(given: Sequence[str], as_json: bool, *, is_process: bool) -> int:

@@ -404,6 +404,25 @@ def test_a_pipe_that_was_closed_before_a_short_output_is_no_error(store, argumen
     assert (process.returncode, told) == (0, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_an_output_that_has_no_room_is_told_in_one_line(store):
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    for arguments in (["list", store], ["show", store, "--json"]):
+        with open("/dev/full", "wb") as full:
+            found = subprocess.run(
+                [sys.executable, "-m", "arrowstate", *arguments],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=buffered,
+                check=False,
+            )
+
+        assert found.returncode == 1
+        assert len(found.stderr.splitlines()) == 1
+        assert "the output cannot be written: No space left on device" in found.stderr
+
+
 def test_savepoint_writes_the_format_asked_for(store, capsys, tmp_path):
     found = run_json(capsys, "savepoint", store, tmp_path / "copy", "--format", "arrow")
     code, out, _ = run(capsys, "savepoint", store, tmp_path / "text", "--format", "arrow")
