@@ -56,6 +56,12 @@ def test_timers_are_a_state(store: Path) -> None:
     assert sorted((row["k"], row["timestamp"]) for row in rows) == [(1, 100), (1, 200), (2, 100)]
 
 
+@pytest.mark.parametrize("options", [{"operator": "source", "state": "offsets"}, {"table": "arrowstate.checkpoints"}])
+def test_no_columns_are_refused_where_no_rows_would_come(store: Path, options: dict[str, str]) -> None:
+    with pytest.raises(InvalidInputError, match=r"'columns' names no column of .*; leave it out to get all"):
+        read_plan(store, **options, columns="[]")
+
+
 def test_a_list_of_subtasks_is_a_table_with_a_partition_for_each(read: Any) -> None:
     frame = read(operator="source", state="offsets")
 

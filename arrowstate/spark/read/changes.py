@@ -126,7 +126,7 @@ class ChangePlan:
         columns = (
             state.columns
             if options.get("columns") is None
-            else choose_columns(options, available, f"state {uid}.{state.layout.name}")
+            else choose_columns(options, available, f"state {uid}.{state.layout.name}", may_be_none=True)
         )
         fields = [
             *(state.schema.field(name) for name in columns),

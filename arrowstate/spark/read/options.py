@@ -141,10 +141,15 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def choose_columns(options: Mapping[str, str], available: Iterable[str], what: str) -> list[str]:
+def choose_columns(
+    options: Mapping[str, str], available: Iterable[str], what: str, *, may_be_none: bool = False
+) -> list[str]:
     """Return the columns that the option `columns` names, all of them if it is not given."""
     there = list(available)
     names = column_names(options)
+    if names == [] and not may_be_none:
+        # Rows without columns would be none.
+        raise InvalidInputError(f"the option 'columns' names no column of {what}; leave it out to get all")
     for name in names or ():
         if name not in there:
             raise InvalidInputError(f"{what} has no column {name!r}; it has {', '.join(there)}")
