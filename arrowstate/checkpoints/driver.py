@@ -49,11 +49,12 @@ from arrowstate.errors import (
 )
 from arrowstate.files.disposal import dispose
 from arrowstate.files.savepoint import write_frozen_savepoint
+from arrowstate.log.entries import given_properties
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import Listener, Recording
-from arrowstate_formats.documents import LogEntryDocument, plain_json
+from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.run_files import RunFormat
 
@@ -284,7 +285,7 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
         self._tell_listeners()
         if self._failure is not None or self._closed:
             raise self._failure or CheckpointsStoppedError("the coordinator is closed")
-        properties = plain_json("properties", properties)
+        properties = given_properties(properties)
         watermark = check_integer("watermark", watermark, optional=True)
         with self._changed:
             self._coordination.begin_above(self._writer.newest_id)

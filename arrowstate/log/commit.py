@@ -234,7 +234,7 @@ def append_fence(
     properties: Mapping[str, Any],
 ) -> CommittedEntry | None:
     """Append a fence to `newest`; return None if another writer has taken its number."""
-    fence = next_fence(newest, commit_id=new_id(), now_ms=clock_ms(), properties=dict(properties))
+    fence = next_fence(newest, commit_id=new_id(), now_ms=clock_ms(), properties=properties)
     assert newest is None or fence.writer_epoch > newest.document.writer_epoch, (
         "whoever wrote before finds a higher epoch than its own, and stops"
     )

@@ -26,6 +26,7 @@ from arrowstate_formats.documents import (
     SubtaskStatisticsDocument,
     decode,
     encode,
+    plain_json,
 )
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "CommittedEntry",
     "content_of",
     "create_store",
+    "given_properties",
     "hinted_number",
     "lost_entry",
     "newest_id",
@@ -115,11 +117,20 @@ def next_fence(
         started_at_ms=now_ms,
         committed_at_ms=now_ms,
         watermark=document.watermark if document else None,
-        properties=dict(properties),
+        properties=given_properties(properties),
         operators=[],
         content=content_of(newest),
         last_checkpoint_id=newest_id(newest) if newest else 0,
     )
+
+
+def given_properties(properties: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return properties that a caller has given as plain JSON; errors as of `plain_json`."""
+    found: object = {} if properties is None else properties
+    if not isinstance(found, Mapping):
+        raise InvalidInputError(f"properties must be a dict with JSON values by name, got a {type(found).__name__}")
+    plain: dict[str, Any] = plain_json("properties", dict(found))
+    return plain
 
 
 def content_of(newest: CommittedEntry | None) -> ParentDocument | None:
@@ -176,7 +187,7 @@ def next_checkpoint(
         started_at_ms=started_at_ms,
         committed_at_ms=now_ms,
         watermark=wide(watermark),
-        properties=dict(properties),
+        properties=given_properties(properties),
         operators=list(operators),
         statistics=StatisticsDocument.of(statistics),
     )

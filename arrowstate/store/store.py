@@ -33,7 +33,7 @@ from arrowstate.html import table_html
 from arrowstate.log.choosing import CheckpointReference, choose_checkpoint, tags_of
 from arrowstate.log.collected import advise, reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.log.entries import CommittedEntry, create_store, open_store_document
+from arrowstate.log.entries import CommittedEntry, create_store, given_properties, open_store_document
 from arrowstate.log.leases import DEFAULT_LEASE_MS, CheckpointLease, held_while_read
 from arrowstate.log.pins import delete_tag, put_tag
 from arrowstate.publish.beside import publisher_of_writer
@@ -1069,7 +1069,7 @@ class StateStore:
             self.storage,
             self.store_id,
             [TableFill(plan, stream.batches([*plan.columns, *order_by]), order_by)],
-            properties=dict(properties or {}),
+            properties=given_properties(properties),
             new_id=self.new_id,
             clock_ms=self.clock_ms,
         )

@@ -132,7 +132,7 @@ def test_a_checkpoint_records_what_the_caller_gave_and_the_times_of_the_clock(st
 
 
 @pytest.mark.parametrize(
-    "properties", [{"x": float("nan")}, {"x": 2**70}, {"x": b"bytes"}, {5: "x"}, {"x": 1j}], ids=str
+    "properties", [{"x": float("nan")}, {"x": 2**70}, {"x": b"bytes"}, {5: "x"}, {"x": 1j}, "text", 5, ["x"]], ids=str
 )
 def test_properties_that_are_not_json_leave_nothing(store, properties):
     with store.writer() as writer:
@@ -140,6 +140,11 @@ def test_properties_that_are_not_json_leave_nothing(store, properties):
 
         with pytest.raises(arrowstate.InvalidInputError, match="properties"):
             writer.checkpoint({"op": [backend_of()]}, properties=properties)
+        with pytest.raises(arrowstate.InvalidInputError, match="properties"):
+            store.writer(properties=properties)
+        checkpoints = writer.coordinator({"op": [backend_of()]})
+        with checkpoints, pytest.raises(arrowstate.InvalidInputError, match="properties"):
+            checkpoints.trigger(properties=properties)
 
         assert files(store.url) == before
         assert sum_of_totals(writer.checkpoint({"op": [backend_of()]})) == sum(range(3000))

@@ -19,6 +19,7 @@ from arrowstate.checkpoints.handles import SubtaskHandle
 from arrowstate.clock import new_id, now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.files.savepoint import check_savepoint, open_savepoint_place
+from arrowstate.log.entries import given_properties
 from arrowstate.schema.descriptors import StateDescriptor
 from arrowstate.spark.columns import FrameColumns
 from arrowstate.spark.load.filling import fill_subtask
@@ -182,7 +183,8 @@ def bootstrap(
     if savepoint is not None:
         # Once the checkpoint is committed it is too late to refuse the place.
         check_savepoint(open_savepoint_place(made.storage, savepoint, create=True), "parquet")
-    entry, _ = run_fills([(frame, plan, order_by)], lambda _: dict(properties or {}))
+    noted = given_properties(properties)
+    entry, _ = run_fills([(frame, plan, order_by)], lambda _: noted)
     return made.snapshot_of(entry) if savepoint is None else made.savepoint(savepoint, checkpoint=entry.checkpoint_id)
 
 
