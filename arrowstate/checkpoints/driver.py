@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from arrowstate.checkpoints.compaction import BackgroundCompaction, CompactionPolicy
 from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord, Coordination
-from arrowstate.checkpoints.freezing import Part, backends_of
+from arrowstate.checkpoints.freezing import Part, backends_by_uid
 from arrowstate.checkpoints.pending import CheckpointProgress, Coordinator, Flight, PendingCheckpoint, StoreSide
 from arrowstate.checkpoints.protocol import (
     Abort,
@@ -56,7 +56,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import Listener, Recording
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
-from arrowstate_formats.run_files import RunFormat
+from arrowstate_formats.run_files import RunFormat, check_format
 
 SnapshotT = TypeVar("SnapshotT")
 
@@ -109,9 +109,9 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
     ) -> None:
         self._store = store
         self._writer = writer
-        self._operators = {uid: backends_of(uid, given) for uid, given in operators.items()}
-        self._operator_states = {uid: backends_of(uid, given) for uid, given in (operator_states or {}).items()}
-        self._format = format
+        self._operators = backends_by_uid("operators", operators, KeyedStateBackend)
+        self._operator_states = backends_by_uid("operator_states", operator_states or {}, OperatorStateBackend)
+        self._format = check_format(format)
         self._allow_dropped_state = allow_dropped_state
         self._on_complete = on_complete
         self._on_abort = on_abort

@@ -60,8 +60,7 @@ def freeze_checkpoint(
     """Freeze all backends; to be called where they are written to, between two batches."""
     sync_us: dict[Part, int] = {}
     keyed: dict[str, list[FrozenSubtask]] = {}
-    for uid, backends in operators.items():
-        backends_of(uid, backends)
+    for uid, backends in backends_by_uid("operators", operators, KeyedStateBackend).items():
         keyed[check_operator_uid(uid)] = []
         for number, backend in enumerate(backends):
             began = time.perf_counter_ns()
@@ -69,8 +68,7 @@ def freeze_checkpoint(
             sync_us[Part(uid, number)] = (time.perf_counter_ns() - began) // 1000
         check_parts(uid, [subtask.as_part(number) for number, subtask in enumerate(keyed[uid])])
     own: dict[str, list[tuple[FrozenOperatorState, ...]]] = {}
-    for uid, parts in operator_states.items():
-        backends_of(uid, parts)
+    for uid, parts in backends_by_uid("operator_states", operator_states, OperatorStateBackend).items():
         began = time.perf_counter_ns()
         own[check_operator_uid(uid)] = [part.freeze() for part in parts]
         sync_us[Part(uid, None)] = (time.perf_counter_ns() - began) // 1000
@@ -79,14 +77,31 @@ def freeze_checkpoint(
     return FrozenCheckpoint(keyed, own, watermark, sync_us)
 
 
-def backends_of(uid: str, backends: Iterable[_Backend]) -> tuple[_Backend, ...]:
+def backends_by_uid(
+    what: str, given: Mapping[str, Iterable[_Backend]], kind: type[_Backend]
+) -> dict[str, tuple[_Backend, ...]]:
+    """Return the backends of each operator; `what` is the name of the argument that has them."""
+    found: object = given
+    if not isinstance(found, Mapping):
+        raise InvalidInputError(
+            f"{what} must be a dict with a list of backends by operator uid, got a {type(found).__name__}"
+        )
+    return {uid: backends_of(uid, backends, kind) for uid, backends in given.items()}
+
+
+def backends_of(uid: str, backends: Iterable[_Backend], wanted: type[_Backend]) -> tuple[_Backend, ...]:
     """Return the backends of an operator, or refuse what is no list of them, such as the backend alone."""
     if isinstance(backends, (KeyedStateBackend, OperatorStateBackend)) or not isinstance(backends, Iterable):
         kind = type(backends).__name__
         raise InvalidInputError(
             f"operator {uid!r} needs a list of backends, one per subtask, got a {kind}; of one subtask it is [backend]"
         )
-    return tuple(backends)
+    found = tuple(backends)
+    for backend in found:
+        if not isinstance(backend, wanted):
+            kind = type(backend).__name__
+            raise InvalidInputError(f"operator {uid!r} needs backends of class {wanted.__name__} here, got a {kind}")
+    return found
 
 
 def check_nothing_dropped(before: Sequence[OperatorDocument], frozen: FrozenCheckpoint) -> None:

@@ -30,7 +30,7 @@ from arrowstate_formats.documents import (
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import KeyGroupRange
 from arrowstate_formats.names import check_operator_uid
-from arrowstate_formats.run_files import RunFormat
+from arrowstate_formats.run_files import RunFormat, check_format
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
 
 
@@ -150,7 +150,7 @@ class SubtaskWriter:
         self._store_id = store_id
         self._uid = uid
         self._subtask = check_integer("subtask", subtask, 0)
-        self._format = format
+        self._format = check_format(format)
         self._new_id = new_id
         self._written: dict[tuple[str, ...], WrittenSubtask] = {}
         self._previous: SubtaskDocument | None = None

@@ -47,7 +47,7 @@ from arrowstate_formats.documents import (
     SubtaskStatisticsDocument,
 )
 from arrowstate_formats.integers import check_integer
-from arrowstate_formats.run_files import RunFormat
+from arrowstate_formats.run_files import RunFormat, check_format
 
 
 class WrittenPart(Struct, frozen=True):
@@ -112,6 +112,8 @@ class CheckpointWriter(Committer):
         allow_dropped_state: bool = False,
     ) -> LogEntryDocument:
         """Freeze the backends, write what the store lacks, and commit."""
+        # Where nothing is to be written nobody would look at it.
+        check_format(format)
         with recorded("checkpoint", self._storage.url, self.clock_ms(), listener=self._on_checkpoint) as recording:
             attempt = self.freeze(
                 operators,

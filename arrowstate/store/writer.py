@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from arrowstate.checkpoints.compaction import CompactionPolicy, compact_backends
 from arrowstate.checkpoints.coordination import CheckpointOptions
 from arrowstate.checkpoints.driver import CheckpointCoordinator
-from arrowstate.checkpoints.freezing import backends_of
+from arrowstate.checkpoints.freezing import backends_by_uid
 from arrowstate.checkpoints.handles import SubtaskHandle, commit_handles
 from arrowstate.checkpoints.pending import StoreSide
 from arrowstate.checkpoints.protocol import Kind
@@ -142,7 +142,7 @@ class StoreWriter:
             If backends that were never restored take the place of an operator that has more rows in the checkpoint
             before, and `allow_dropped_state` is false.
         """
-        operators = {uid: backends_of(uid, given) for uid, given in operators.items()}
+        operators = backends_by_uid("operators", operators, KeyedStateBackend)
         if self._compaction is not None:
             compact_backends(operators, self._writer.store_key, self._compaction)
         entry = self._writer.checkpoint(

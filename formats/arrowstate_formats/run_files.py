@@ -74,9 +74,11 @@ def checksum(data: Any) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def check_format(run_format: str) -> None:
+def check_format(run_format: RunFormat) -> RunFormat:
+    """Return the format of a run if it is one."""
     if run_format not in get_args(RunFormat):
         raise InvalidInputError(f"the format of a run is 'arrow', 'parquet' or 'lance', got {run_format!r}")
+    return run_format
 
 
 def check_schema(batches: Sequence[pa.RecordBatch]) -> pa.Schema:

@@ -150,6 +150,39 @@ def test_properties_that_are_not_json_leave_nothing(store, properties):
         assert sum_of_totals(writer.checkpoint({"op": [backend_of()]})) == sum(range(3000))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"operators": [backend_of()]}, "operators must be a dict with a list of backends by operator uid, got a list"),
+        ({"operators": {"op": [5]}}, "operator 'op' needs backends of class KeyedStateBackend here, got a int"),
+        ({"operators": {}, "operator_states": {"op": [backend_of()]}}, "of class OperatorStateBackend here, got a Key"),
+        ({"operators": {}, "operator_states": [5]}, "operator_states must be a dict"),
+    ],
+    ids=str,
+)
+def test_what_is_no_backend_is_refused_by_name(store, arguments, match):
+    with store.writer() as writer:
+        for take in (writer.checkpoint, writer.coordinator):
+            with pytest.raises(arrowstate.InvalidInputError, match=match):
+                take(**arguments)
+
+    assert store.checkpoints() == []
+
+
+def test_what_is_no_format_is_refused_though_there_is_nothing_to_write(store):
+    operators = {"op": [backend_of()]}
+    with store.writer() as writer:
+        writer.checkpoint(operators)
+
+        for take in (
+            lambda: writer.checkpoint(operators, format="csv"),
+            lambda: writer.coordinator(operators, format="csv"),
+            lambda: store.subtask_writer("op", 0, format="csv"),
+        ):
+            with pytest.raises(arrowstate.InvalidInputError, match="the format of a run is .*, got 'csv'"):
+                take()
+
+
 def subtasks(parallelism, max_parallelism=128):
     return [
         backend_of(groups=arrowstate.key_group_range(max_parallelism, parallelism=parallelism, subtask=subtask))
