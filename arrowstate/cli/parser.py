@@ -403,10 +403,11 @@ def _add_run(commands: Commands) -> None:
         action="store_true",
         help="begin only when no other process runs the job: wait while one does, and take over when it is gone",
     )
-    started.add_argument(
+    at_end = started.add_mutually_exclusive_group()
+    at_end.add_argument(
         "--savepoint", metavar="NAME_OR_PATH", help="where Ctrl-C writes the savepoint; stopped-at-N by default"
     )
-    started.add_argument(
+    at_end.add_argument(
         "--no-savepoint",
         dest="stop_with_savepoint",
         action="store_false",

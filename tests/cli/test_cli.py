@@ -357,7 +357,16 @@ def test_an_error_is_a_message_and_exit_code_1(store, capsys, arguments, message
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("arguments", [[], ["lst"], ["list"], ["restore-check", "x", "--parallelism", "0"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["lst"],
+        ["list"],
+        ["restore-check", "x", "--parallelism", "0"],
+        ["run", "nothing.py", "--savepoint", "x", "--no-savepoint"],
+    ],
+)
 def test_wrong_usage_is_exit_code_2(capsys, arguments):
     code, out, err = run(capsys, *arguments)
 
