@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 import re
 from collections import deque
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from arrowstate.clock import utc_text
-from arrowstate.errors import CheckpointNotFoundError, NotFoundError
+from arrowstate.errors import CheckpointNotFoundError, CorruptDataError, FormatVersionError, NotFoundError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.pins import read_pins
 from arrowstate.storage.base import Storage
@@ -52,12 +53,31 @@ def named_checkpoint(storage: Storage, log: CommitLog, name: str) -> LogEntryDoc
         if name.isdecimal():
             return log.checkpoint(int(name))
     except CheckpointNotFoundError:
-        tags = tags_of(storage)
-        if name not in tags:
+        tagged = _tagged(storage, log, name)
+        if tagged is None:
             raise
-        return log.checkpoint(tags[name])
-    tags = tags_of(storage)
-    return log.checkpoint(tags[name]) if name in tags else None
+        return tagged
+    return _tagged(storage, log, name)
+
+
+def _tagged(storage: Storage, log: CommitLog, name: str) -> LogEntryDocument | None:
+    """Return the checkpoint with a tag, None if there is no such tag."""
+    pin = next((pin for pin in read_pins(storage) if pin.tag == name), None)
+    if pin is None:
+        return None
+    found = log.checkpoint(pin.checkpoint_id)
+    # One that is lost or damaged may be repeated by a compaction, which comes after it.
+    is_it = found.number >= pin.entry.number
+    with suppress(CorruptDataError, FormatVersionError):
+        entry = log.get(pin.entry.number)
+        is_it = is_it if entry is None else entry.as_parent == pin.entry
+    if not is_it:
+        # The log had lost entries, and gave the id again.
+        raise NotFoundError(
+            f"the checkpoint {pin.checkpoint_id} that the tag {name!r} holds is gone from {storage.url}, and another "
+            f"one has its id; remove the tag with untag({name!r})"
+        )
+    return found
 
 
 def tags_of(storage: Storage) -> dict[str, int]:

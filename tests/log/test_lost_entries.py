@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
-from arrowstate.errors import CorruptDataError, InvalidInputError
+from arrowstate.errors import CheckpointNotFoundError, CorruptDataError, InvalidInputError, NotFoundError
 from arrowstate.files.verification import verify_log
 from arrowstate.log.boundary import boundaries, number_of, path_of
 from arrowstate.log.commit_log import CommitLog
@@ -128,6 +128,23 @@ def test_a_writer_that_accepts_the_loss_goes_on_and_the_store_is_whole(store):
         assert store.latest().properties == {"start": 7}
         assert store.verify(deep=True).problems == []
         assert store.collect().plan.boundary == 6
+
+
+@pytest.mark.parametrize("lost", [(5,), (4, 5)])
+def test_a_tag_never_names_another_checkpoint_that_was_given_the_id_again(store, lost):
+    store.tag("gold", 4)
+    for number in lost:
+        lose(store, number)
+    with pytest.warns(RuntimeWarning, match="lost"):
+        writer = store.writer(accept_loss=True)
+
+    with pytest.raises(CheckpointNotFoundError, match="no checkpoint 4"):
+        store.snapshot("gold")
+    for _ in lost:
+        writer.checkpoint({"op": [backend_of(7)]})
+    with pytest.raises(NotFoundError, match="the checkpoint 4 that the tag 'gold' holds is gone"):
+        store.snapshot("gold")
+    assert store.latest().checkpoint_id == 4
 
 
 def test_a_log_that_lost_every_entry_is_no_new_store(store):
