@@ -184,7 +184,8 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
             If the backends do not fit together, or operators or states of the checkpoint before are missing.
         FencedError, CommitUnknownError, CheckpointsStoppedError
             If no more checkpoints are taken: another writer has opened the store, nobody can tell how a commit ended,
-            more checkpoints in a row failed than is tolerated, or the coordinator is closed.
+            more checkpoints in a row failed than is tolerated, or the coordinator is closed. Where a commit met damage
+            in the store it is that CorruptDataError.
         """
         while True:
             pending = self._begin(Trigger(self._clock_ms()), properties, watermark)

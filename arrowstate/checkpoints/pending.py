@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from arrowstate.checkpoints.coordination import CheckpointRecord, Status
 from arrowstate.checkpoints.protocol import Kind
 from arrowstate.checkpoints.writer import CheckpointAttempt
-from arrowstate.errors import CheckpointAbortedError, CommitUnknownError, FencedError
+from arrowstate.errors import CheckpointAbortedError
 from arrowstate.storage.base import Storage
 from arrowstate.telemetry.records import Outcome, Recording
 from arrowstate_formats.documents import LogEntryDocument
@@ -96,7 +96,8 @@ class Flight(Struct, Generic[SnapshotT]):
         """End without a commit; return whether no other checkpoint can follow."""
         self.cancelled.set()
         self.ended = record
-        is_last = isinstance(self.cause, (FencedError, CommitUnknownError))
+        # Of one that may be in the log nobody says that nothing of it was kept.
+        is_last = self.cause is not None and record.status in (Status.LOST, Status.UNKNOWN)
         self.error = self.cause
         if not is_last:
             self.error = CheckpointAbortedError(record.checkpoint_id, record.status.value, reason)
@@ -193,6 +194,8 @@ class PendingCheckpoint(Generic[SnapshotT]):
             If a newer writer has opened the store.
         CommitUnknownError
             If it is unknown whether it was committed.
+        CorruptDataError
+            If its commit met damage in the store.
         TimeoutError
             If it has not ended by then; it goes on.
         """

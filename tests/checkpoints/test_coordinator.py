@@ -117,6 +117,22 @@ def test_a_trigger_freezes_and_returns_and_what_comes_later_is_not_in_it(store, 
         assert sum_of_totals(checkpoints.trigger().result()) == 11 * ROWS
 
 
+def test_a_commit_that_meets_damage_ends_the_checkpoints_with_that_error(store):
+    backend = backend_of()
+    add(backend)
+    writer = store.writer()
+    checkpoints = writer.coordinator({"op": [backend]}, retention=None)
+    stray = f"gc/condemned-{0:020d}-{9:020d}-x.json"
+    store.storage.put_hint(stray, b"{}")
+
+    with pytest.raises(arrowstate.CorruptDataError, match=stray):
+        checkpoints.trigger().result()
+    with pytest.raises(arrowstate.CorruptDataError, match=stray):
+        checkpoints.trigger()
+    with pytest.raises(arrowstate.CorruptDataError, match=stray):
+        checkpoints.close()
+
+
 def test_checkpoints_end_where_there_is_no_thread_for_what_is_done_after_them(store, monkeypatch):
     start = threading.Thread.start
     refused = []
