@@ -7,6 +7,7 @@ which is an error and never another answer. Specification: formats/spec/collecti
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -139,6 +140,7 @@ class CheckpointLease:
         self._and_later = and_later
         self._clock_ms = clock_ms
         self._new_id = new_id
+        self._process = os.getpid()
         self._released = threading.Event()
         self._wait = wait or self._released.wait
         self._lock = threading.Lock()
@@ -213,7 +215,12 @@ class CheckpointLease:
             self._storage.delete(self._path)
 
     def leave(self) -> bool:
-        """Renew the lease no more: it holds until it ends. Returns whether it was renewed up to now."""
+        """Renew the lease no more: it holds until it ends. Returns whether it was renewed up to now.
+
+        In a process that was forked from the one that took it, nothing happens.
+        """
+        if self._process != os.getpid():
+            return False
         with self._lock:
             if self._released.is_set():
                 return False

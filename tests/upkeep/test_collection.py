@@ -7,6 +7,7 @@ import functools
 import io
 import itertools
 import json
+import os
 import re
 import threading
 import uuid
@@ -350,6 +351,28 @@ def test_a_renewal_is_never_without_a_file(filled):
         lease.renew()
 
         assert seen == [2]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_that_leaves_the_block_of_a_lease_does_not_end_it(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend_of()]})
+    child = None
+    try:
+        with store.lease() as lease:
+            child = os.fork()
+            if child:
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                held = store.storage.list("leases/")
+    finally:
+        if child == 0:
+            os._exit(7)
+
+    assert code == 7
+    assert len(held) == 1
+    assert lease.lost is None
+    assert store.storage.list("leases/") == []
 
 
 def test_the_longest_lease_is_waited_for_no_longer_than_a_thread_can(filled):
