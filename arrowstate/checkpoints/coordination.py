@@ -184,7 +184,12 @@ class Coordination:
     @property
     def records(self) -> tuple[CheckpointRecord, ...]:
         """The checkpoints that ended last, oldest first, and then those in progress."""
-        return (*self._ended, *self._pending.values())
+        return (*self._ended[-self._kept_records :], *self._pending.values())
+
+    def record(self, checkpoint_id: int) -> CheckpointRecord:
+        """Return a checkpoint that is in progress, was ended by the last event, or is among `records`."""
+        ended = (record for record in reversed(self._ended) if record.checkpoint_id == checkpoint_id)
+        return self._pending.get(checkpoint_id) or next(ended)
 
     @property
     def in_progress(self) -> tuple[int, ...]:
@@ -214,6 +219,8 @@ class Coordination:
 
     def handle(self, event: Event) -> list[Action]:
         """Take note of what happened; return what to do, in order."""
+        # Not where they end: one event may end more of them, and whoever does what is returned asks for each.
+        del self._ended[: -self._kept_records]
         match event:
             case Tick(now_ms):
                 return self._expire(now_ms)
@@ -362,7 +369,7 @@ class Coordination:
         record = replace(self._pending.pop(id), status=status, ended_at_ms=now_ms, reason=reason)
         # What was written may hold much of the state in memory; a record of the past need not.
         told = {subtask: replace(part, handle=None) for subtask, part in record.acknowledged.items()}
-        self._ended = [*self._ended, replace(record, acknowledged=told)][-self._kept_records :]
+        self._ended.append(replace(record, acknowledged=told))
         if record.kind == "checkpoint":
             self._last_end_ms = now_ms
         return record

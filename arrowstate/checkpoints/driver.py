@@ -443,7 +443,8 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
             self._news.append(partial(self._on_abort, id, record.kind, reason))
 
     def _record(self, checkpoint_id: int) -> CheckpointRecord:
-        return next(record for record in reversed(self.history) if record.checkpoint_id == checkpoint_id)
+        with self._changed:
+            return self._coordination.record(checkpoint_id)
 
     def _tell_listeners(self) -> None:
         while self._news:

@@ -117,6 +117,23 @@ def test_a_trigger_freezes_and_returns_and_what_comes_later_is_not_in_it(store, 
         assert sum_of_totals(checkpoints.trigger().result()) == 11 * ROWS
 
 
+def test_more_checkpoints_than_the_history_keeps_end_together(store, gate):
+    backend = backend_of()
+    add(backend)
+    options = arrowstate.CheckpointOptions(max_concurrent=150)
+    with store.writer() as writer, writer.coordinator({"op": [backend]}, options=options) as checkpoints:
+        gate.hold()
+        pending = [checkpoints.trigger() for _ in range(150)]
+
+        checkpoints.cancel("enough")
+        gate.open.set()
+
+        assert all(each.done for each in pending)
+        assert [each.progress().status for each in pending] == ["cancelled"] * 150
+        assert [record.checkpoint_id for record in checkpoints.history] == list(range(51, 151))
+    assert store.checkpoints() == []
+
+
 def test_a_commit_that_meets_damage_ends_the_checkpoints_with_that_error(store):
     backend = backend_of()
     add(backend)
