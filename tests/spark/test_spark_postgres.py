@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -32,7 +33,10 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
     for number in range(4):
         rows = {"k": [0, 1, number], "n": [3 * number, 3 * number + 1, 3 * number + 2], "v": [number] * 3}
-        pq.write_table(pa.table(rows, ROWS), tmp_path / "in" / f"{number}.parquet")
+        path = tmp_path / "in" / f"{number}.parquet"
+        pq.write_table(pa.table(rows, ROWS), path)
+        # Spark takes files in the order of their times, which may be the same millisecond.
+        os.utime(path, (number + 1, number + 1))
     return tmp_path
 
 
