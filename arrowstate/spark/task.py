@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import msgspec
@@ -129,7 +130,7 @@ class SubtaskResult(msgspec.Struct, frozen=True, kw_only=True):
     """The rows that it set aside, if it may."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Subtask:
     """A subtask in one attempt of its task."""
 
@@ -139,13 +140,13 @@ class Subtask:
     step: Step
     meter: TaskMeter
 
-    @property
+    @cached_property
     def operator(self) -> OperatorDocument | None:
         """What the checkpoint has of the operator."""
         operators = () if self.step.checkpoint is None else self.step.checkpoint.operators
         return next((item for item in operators if item.uid == self.plan.uid), None)
 
-    @property
+    @cached_property
     def key_groups(self) -> KeyGroupRange:
         return key_group_range(self.plan.max_parallelism, parallelism=self.plan.parallelism, subtask=self.number)
 
