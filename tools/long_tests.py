@@ -23,8 +23,8 @@ HISTORIES = [
 ]
 CALLS = ["tests/checkpoints/test_every_call.py"]
 RUNTIME = ["tests/runtime"]
-# One file, and one process would have it for most of an hour.
-SIMULATED = ["tests/runtime/test_simulated_jobs.py"]
+# Of these files each has tests of many minutes, which processes share.
+SIMULATED = ["tests/runtime/test_simulated_jobs.py", "tests/runtime/test_in_flight.py"]
 PURGE = ["tests/editing/test_purge.py"]
 EDITS = ["tests/editing"]
 FLINK = ["tests/foreign"]

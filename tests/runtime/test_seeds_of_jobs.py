@@ -1,13 +1,13 @@
 """Jobs that seeds make, with kills, crashes, lost messages and rescales: every rule of the runtime holds."""
 
 from job_simulation.run import simulate_seed
-from long_form import TURN, short_or_long
+from long_form import TURN
 
-SEEDS = short_or_long(60, 2_000)
+SEEDS = 60
 
 
 def test_what_jobs_come_to_is_what_their_input_says_whatever_happens():
-    # Each run has seeds of its own; `tests/support/simulate_jobs.py` runs any number of them.
+    # Each run has seeds of its own; `tools/test --long jobs` runs 50,000 of them.
     first = TURN * SEEDS
 
     results = [simulate_seed(seed) for seed in range(first, first + SEEDS)]
