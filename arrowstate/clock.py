@@ -12,6 +12,11 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def has_passed(now_ms: int, since_ms: int, span_ms: int) -> bool:
+    """Return whether so much time has passed since then; a clock that was set back counts as if it had."""
+    return not 0 <= now_ms - since_ms < span_ms
+
+
 def date_of(milliseconds: int) -> datetime.datetime | None:
     """Return a time in UTC; None for one outside of the years 1 to 9999, which a clock that tells no time gives."""
     try:

@@ -151,6 +151,18 @@ def test_a_split_is_not_idle_while_nobody_asks_for_its_rows():
     assert splits.look_for_idle(splits.asked_ms) == 99
 
 
+def test_a_split_turns_idle_after_as_long_though_the_clock_was_set_back():
+    splits = reading(Scripted(batch("a", 1, 100)), "a", "b", watermarks=Watermarks("at", idle_ms=50))
+    splits.read(10, 1_000_000)
+
+    splits.read(10, 5)
+
+    assert splits.look_for_idle(5) is None
+    for now in range(10, 60, 5):
+        splits.read(10, now)
+    assert splits.look_for_idle(55) == 99
+
+
 def test_a_split_that_was_idle_and_has_rows_again_counts():
     script = [batch("a", 1, 100), batch("b", 1, 80)]
     source = Scripted(script[0])

@@ -8,14 +8,29 @@ import uuid
 from contextlib import suppress
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
-from arrowstate.runtime import Batch, DirectSink, GeneratorSource, Job, Reader, Restart, Source, Split, TableSource
+from arrowstate.clock import now_ms
+from arrowstate.runtime import (
+    Batch,
+    DirectSink,
+    FileSource,
+    GeneratorSource,
+    Job,
+    Reader,
+    Restart,
+    Source,
+    Split,
+    TableSource,
+)
 from arrowstate.runtime import running as running_module
 from arrowstate.runtime.core import task, turns
+from arrowstate.runtime.drivers import mailbox, timed
 from arrowstate.runtime.restart import is_unrecoverable
 from processes import python
+from stores import until
 
 ROWS = pa.table({"k": pa.array([1, 2, 3] * 10, pa.int64())})
 SCHEMA = ROWS.schema
@@ -253,6 +268,33 @@ def test_a_failure_after_the_first_row_starts_the_job_again(tmp_path, place):
     snapshot = declared(tmp_path / "store", raises, Given(raises, after_rows=3)).run(mode="inline")
 
     assert snapshot.sql("select sum(n) from counts.n").fetchall() == [(30,)]
+
+
+def test_a_job_goes_on_though_the_clock_was_set_back_by_an_hour(tmp_path, monkeypatch):
+    behind_ms = 0
+    for module in (mailbox, timed):
+        monkeypatch.setattr(module, "now_ms", lambda: now_ms() - behind_ms)
+    (tmp_path / "in").mkdir()
+    pq.write_table(ROWS, tmp_path / "in" / "1.parquet")
+    source = FileSource(f"{tmp_path}/in/*.parquet", schema=SCHEMA, is_bounded=False, discovery_ms=50)
+    raises = Raises("batch", ValueError("once"), times=0)
+    job = declared(tmp_path / "store", raises, source, restart=Restart.fixed(delay_ms=1_000))
+
+    def is_counted(rows: int) -> bool:
+        with suppress(arrowstate.errors.CheckpointAbortedError):
+            return running.checkpoint().sql("select sum(n) from counts.n").fetchall() == [(rows,)]
+        return False
+
+    with job.start(mode="threads") as running:
+        until(lambda: is_counted(30))
+        behind_ms = 3_600_000
+        pq.write_table(ROWS, tmp_path / "in" / "2.parquet")
+        until(lambda: is_counted(60))
+        Raises.left[raises.name] = 1
+        pq.write_table(ROWS, tmp_path / "in" / "3.parquet")
+        until(lambda: running.status().state == "waiting")
+        behind_ms *= 2
+        until(lambda: is_counted(90))
 
 
 def test_a_slot_that_dies_before_the_first_row_is_started_again(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from arrowstate.clock import has_passed
 from arrowstate.errors import SourceError
 from arrowstate.runtime.connectors import Split
 from arrowstate.runtime.core.assembling import (
@@ -91,7 +92,8 @@ class Assignment:
             node.uid
             for node in self._sources
             if not node.source.is_bounded
-            and now_ms - self._discovered_ms.get(node.uid, now_ms) >= node.source.discovery_ms
+            and node.uid in self._discovered_ms
+            and has_passed(now_ms, self._discovered_ms[node.uid], node.source.discovery_ms)
             and node.uid not in self._discovering
         ]
 

@@ -29,6 +29,7 @@ from arrowstate.checkpoints.protocol import (
     Trigger,
     end_of_commit,
 )
+from arrowstate.clock import has_passed
 from arrowstate.errors import CheckpointAbortedError, CollectedError, JobFailedError
 from arrowstate.runtime.core.messages import AbortCheckpoint, CompleteCheckpoint, TaskHandle, ToSlot, TriggerCheckpoint
 
@@ -126,7 +127,7 @@ class JobCheckpoints:
         self._committing = 0
         self._last_id: int | None = None
         "The checkpoint that ends the job."
-        self._retry_ms = 0
+        self._tried_last_ms: int | None = None
         self._given_up: AbortCheckpoint | None = None
         "The newest checkpoint, if it was given up: a slot that has not heard of it waits for its barriers for ever."
         self._told_ms = 0
@@ -152,7 +153,7 @@ class JobCheckpoints:
         What was asked for and not begun is taken in it; what was begun is answered when its commit has ended, and the
         sinks have its rows.
         """
-        self._attempt, self._last_id, self._retry_ms = attempt, None, 0
+        self._attempt, self._last_id, self._tried_last_ms = attempt, None, None
 
     def begin(self) -> None:
         """Take checkpoints of the attempt, whose slots are about to be deployed."""
@@ -198,7 +199,7 @@ class JobCheckpoints:
         made = self.feed(Tick(now_ms) if goes_first else Border(now_ms))
         if self._requests:
             made += self.serve(now_ms)
-        if self._given_up is not None and now_ms - self._told_ms >= _TELL_AGAIN_MS:
+        if self._given_up is not None and has_passed(now_ms, self._told_ms, _TELL_AGAIN_MS):
             self._told_ms = now_ms
             made.append(TellSlots(self._given_up))
         return made
@@ -218,11 +219,13 @@ class JobCheckpoints:
 
     def take_last(self, now_ms: int) -> list[JobAction]:
         """Take the checkpoint that ends the job, for all that is to be in it is there; again where that fails."""
-        if self._coordination is None or self._last_id in self._coordination.in_progress or now_ms < self._retry_ms:
+        if self._coordination is None or self._last_id in self._coordination.in_progress:
+            return []
+        if self._tried_last_ms is not None and not has_passed(now_ms, self._tried_last_ms, _RETRY_MS):
             return []
         # It may become a savepoint, which another job begins with.
         self._last_id, actions = self._trigger(now_ms, is_aligned=True)
-        self._retry_ms = now_ms + _RETRY_MS
+        self._tried_last_ms = now_ms
         return actions
 
     def committed(self, now_ms: int, checkpoint_id: int, error: BaseException | None) -> list[JobAction]:

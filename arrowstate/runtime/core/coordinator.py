@@ -16,6 +16,7 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord
 from arrowstate.checkpoints.protocol import Acknowledge, Decline
+from arrowstate.clock import has_passed
 from arrowstate.errors import FencedError, InvalidInputError, JobFailedError
 from arrowstate.log.commit import delete_quietly
 from arrowstate.runtime.connectors import Split
@@ -144,7 +145,8 @@ class Coordinator:
         self._alive = set(self._slots)
         self._ready: set[int] = set()
         self._ended: set[tuple[str, int]] = set()
-        self._restart_at_ms: int | None = None
+        self._failed_ms = self._delay_ms = 0
+        "When the last attempt failed, and how long the job then waits."
         self._stopping: Literal["stop", "drain"] | None = None
         self._has_begun = False
         "Whether rows have come since the job was started, or a checkpoint was committed."
@@ -241,7 +243,7 @@ class Coordinator:
     def tick(self) -> None:
         """Let time pass."""
         now_ms = self._outside.now_ms()
-        if self.state == "waiting" and self._restart_at_ms is not None and now_ms >= self._restart_at_ms:
+        if self.state == "waiting" and has_passed(now_ms, self._failed_ms, self._delay_ms):
             if self._alive == set(self._slots):
                 self._restore()
             else:
@@ -373,7 +375,6 @@ class Coordinator:
         """Begin an attempt: bring the sinks up to the newest checkpoint, find splits, then let slots begin with it."""
         self.state = "restoring"
         self.attempt += 1
-        self._restart_at_ms = None
         self._ready.clear()
         self._ended.clear()
         self.figures.clear()
@@ -433,7 +434,7 @@ class Coordinator:
         if delay_ms is None:
             self._over("failed", error)
             return
-        self._restart_at_ms = now_ms + delay_ms
+        self._failed_ms, self._delay_ms = now_ms, delay_ms
         # How a commit ends that has begun decides from which checkpoint the next attempt goes on.
         if self._checkpoints.is_committing:
             self.state = "failing"

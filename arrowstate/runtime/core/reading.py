@@ -174,7 +174,12 @@ class SourceSplits:
         passed = now_ms - (now_ms if self.asked_ms is None else self.asked_ms)
         self.asked_ms = now_ms
         rule = self._node.watermarks
-        if rule is None or rule.idle_ms is None or passed <= 0:
+        if rule is None or rule.idle_ms is None or passed == 0:
+            return
+        if passed < 0:
+            # The clock was set back: what was of later is of now.
+            self._active_ms = {id: min(active_ms, now_ms) for id, active_ms in self._active_ms.items()}
+            self._empty_since_ms = None if self._empty_since_ms is None else min(self._empty_since_ms, now_ms)
             return
         turns = 1 if is_empty else max(len(self._active_ms.keys() - self._ahead), 1)
         lost = passed - min(passed / turns, max(rule.idle_ms / 4, 1))

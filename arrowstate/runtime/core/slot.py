@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from arrowstate.clock import has_passed
 from arrowstate.runtime.core.attempt import Attempt, Outside, Setting
 from arrowstate.runtime.core.deploying import deploy
 from arrowstate.runtime.core.elements import Barrier, Element
@@ -107,8 +108,7 @@ class Slot:
 
         def run() -> None:
             nonlocal done
-            passed_ms = now_ms - self._looked_ms
-            if passed_ms >= _LOOK_AGAIN_MS:
+            if has_passed(now_ms, self._looked_ms, _LOOK_AGAIN_MS):
                 self._looked_ms = now_ms
                 self._measure(now_ms)
                 self._look_again(attempt)
@@ -121,9 +121,9 @@ class Slot:
         self.supervise(run)
         return done
 
-    def next_look_ms(self) -> int:
-        """When to step again though nothing came."""
-        return self._looked_ms + _LOOK_AGAIN_MS
+    def until_next_look_ms(self, now_ms: int) -> int:
+        """In how many milliseconds to step again though nothing came, 1 or more."""
+        return min(max(self._looked_ms + _LOOK_AGAIN_MS - now_ms, 1), _LOOK_AGAIN_MS)
 
     def close(self) -> None:
         """End whatever runs."""
@@ -183,7 +183,7 @@ class Slot:
         if self._meter is None:
             return
         self._meter.look(self._outside.now_us())
-        if tell or now_ms - self._told_ms >= _TELL_MS:
+        if tell or has_passed(now_ms, self._told_ms, _TELL_MS):
             self._told_ms = now_ms
             self._outside.tell(self._meter.figures(now_ms))
 

@@ -153,7 +153,7 @@ class Mailbox:
 
     def _take_mail(self, *, wait: bool) -> None:
         """Do all that has come; wait for the first of it, but not beyond the next look at timers and readers."""
-        timeout = max(self.slot.next_look_ms() - now_ms(), 1) / 1000
+        timeout = self.slot.until_next_look_ms(now_ms()) / 1000
         while not self._closed:
             try:
                 mail = self._mail.get(timeout=timeout) if wait else self._mail.get_nowait()
