@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import math
 import threading
@@ -255,4 +256,9 @@ def hashable(value: Any) -> Any:
         return tuple(hashable(item) for item in value)
     if isinstance(value, float) and math.isnan(value):
         return (math.nan.__class__, "nan")
-    return value
+    return instant(value) if isinstance(value, datetime.datetime) and value.tzinfo is not None else value
+
+
+def instant(moment: datetime.datetime) -> datetime.datetime:
+    """Return a moment in UTC: Python compares those of one zone by its clock, which shows an hour a year twice."""
+    return moment.astimezone(datetime.UTC)

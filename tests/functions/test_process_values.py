@@ -220,6 +220,49 @@ def test_a_sum_of_durations_that_leaves_the_type_is_refused_at_the_write():
     assert len(backend.states["s"]) == 0
 
 
+def test_moments_of_an_hour_that_comes_twice_stay_apart():
+    kind = pa.timestamp("us", "Europe/Berlin")
+    # A clock in Berlin shows 02:30, 02:10 and 02:30.
+    given = [datetime.datetime(2026, 10, 25, *time, tzinfo=datetime.UTC) for time in ((0, 30), (1, 10), (1, 30))]
+    moments = pa.array(given, kind)
+    at = pa.struct([("at", kind)])
+    states = {
+        "keys": arrowstate.MapStateDescriptor("keys", kind, pa.int64()),
+        "nested": arrowstate.MapStateDescriptor("nested", at, pa.int64()),
+        "spaces": arrowstate.ValueStateDescriptor("spaces", pa.int64(), namespace=pa.schema([("at", kind)])),
+        "min": arrowstate.ReducingStateDescriptor("min", kind, reduce="min"),
+        "max": arrowstate.ReducingStateDescriptor("max", kind, reduce="max"),
+        "fields": arrowstate.ReducingStateDescriptor("fields", at, reduce={"at": "max"}),
+    }
+
+    class Each(arrowstate.KeyedProcessFunction):
+        def open(self, context):
+            self.states = {name: context.state(descriptor) for name, descriptor in states.items()}
+
+        def process_element(self, row, context, out):
+            self.states["keys"].put(row.at, row.n)
+            self.states["nested"].put({"at": row.at}, row.n)
+            self.states["spaces"].current_namespace = row.at
+            self.states["spaces"].update(row.n)
+            self.states["fields"].add({"at": row.at})
+            for name in ("min", "max"):
+                self.states[name].add(row.at)
+
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
+    process = arrowstate.KeyedProcessRunner(backend, Each())
+    for rows in ([0, 1, 2], [0, 1, 2]):
+        process.process(pa.record_batch({"k": ["a"] * 3, "n": rows, "at": moments.take(pa.array(rows))}))
+
+    held = {name: backend.state(descriptor) for name, descriptor in states.items()}
+    assert held["keys"].get_batch(["a"] * 3, moments).to_pylist() == [0, 1, 2]
+    structs = pa.StructArray.from_arrays([moments], fields=list(at))
+    assert held["nested"].get_batch(["a"] * 3, structs).to_pylist() == [0, 1, 2]
+    assert held["spaces"].get_batch(["a"] * 3, namespace=moments).to_pylist() == [0, 1, 2]
+    assert held["min"].get_batch(["a"])[0] == moments[0]
+    assert held["max"].get_batch(["a"])[0] == moments[2]
+    assert held["fields"].get_batch(["a"])[0]["at"] == moments[2]
+
+
 def test_a_namespace_that_is_no_text_is_refused_where_it_is_set():
     class Spaced(arrowstate.KeyedProcessFunction):
         def open(self, context):

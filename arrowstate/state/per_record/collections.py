@@ -10,7 +10,7 @@ import pyarrow as pa
 from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, ValueTypeError
 from arrowstate.schema.descriptors import MapStateDescriptor
 from arrowstate.schema.keys import key_columns
-from arrowstate.schema.plain import fitting, plain_values
+from arrowstate.schema.plain import fitting, plain_values, same
 from arrowstate.schema.types import shown_misfit
 from arrowstate.state.current_key import hashable
 from arrowstate.state.kinds.list import ListState
@@ -275,7 +275,8 @@ def _user_keys_of(descriptor: MapStateDescriptor) -> tuple[Callable[[Any], Any],
     """Return what gives a user key as it is stored, and what gives such a one as something hashable."""
     kind, name = descriptor.key_type, descriptor.name
     if not (pa.types.is_nested(kind) or pa.types.is_floating(kind)):
-        return fitting(kind, name), lambda user_key: user_key
+        has_zone = pa.types.is_timestamp(kind) and kind.tz is not None
+        return fitting(kind, name), hashable if has_zone else same
     schema = pa.schema([(name, kind)])
 
     def stored(user_key: Any) -> Any:

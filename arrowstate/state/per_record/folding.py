@@ -10,6 +10,7 @@ import pyarrow as pa
 from arrowstate.errors import ValueOverflowError, ValueTypeError
 from arrowstate.schema.descriptors import ReducingStateDescriptor
 from arrowstate.schema.plain import copying, fitting, rounding, same
+from arrowstate.state.current_key import instant
 from arrowstate.state.folds.reducers import PLAIN_FOLDS, fits_in
 
 
@@ -71,10 +72,24 @@ def _fold_of_column(reduce: str, kind: pa.DataType, where: str, merging: bool) -
     if reduce == "count" and not merging:
         return lambda old, _: 1 if old is None else old + 1
     fold = PLAIN_FOLDS["sum" if reduce == "count" else reduce]
+    if reduce in ("min", "max") and pa.types.is_timestamp(kind) and kind.tz is not None:
+        return _by_instant(fold)
     if reduce not in ("count", "sum", "product") or kind == pa.float64():
         return lambda old, new: new if old is None else fold(old, new)
     exact = _stored_of(reduce, kind, where)
     return lambda old, new: new if old is None else exact(fold, old, new)
+
+
+def _by_instant(fold: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return what chooses the moment of two that a fold chooses of them in UTC."""
+
+    def chosen(old: Any, new: Any) -> Any:
+        if old is None:
+            return new
+        before = instant(old)
+        return old if fold(before, instant(new)) is before else new
+
+    return chosen
 
 
 def _stored_of(reduce: str, kind: pa.DataType, where: str) -> Callable[..., Any]:

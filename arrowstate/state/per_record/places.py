@@ -98,7 +98,9 @@ class _Space:
         if types and types == self._plain and all(map(_is_plain, given)):
             return given
         try:
-            known = self._known.get((types, given))
+            # True and 1 are equal, and only one of them is a namespace. So are two moments of an hour that comes twice.
+            name = types, given, tuple(getattr(value, "fold", 0) for value in given)
+            known = self._known.get(name)
         except TypeError:
             types, known = (), None
         if known is None:
@@ -106,8 +108,7 @@ class _Space:
             known = self.identities(columns)[0]
             self._columns[known] = columns
             if types:
-                # True and 1 are equal, and only one of them is a namespace.
-                self._known[types, given] = known
+                self._known[name] = known
         return known
 
     @staticmethod
