@@ -14,6 +14,7 @@ from arrowstate.table.columns import fixed_words
 
 HASH_COLUMN = "_key_hash"
 SECOND_COLUMNS = ("_entry_hash", "_seq")
+_ROWS = -1
 
 Ints = npt.NDArray[np.int64]
 
@@ -67,7 +68,8 @@ class Segment:
     "At least the highest `_seq`, where it is known."
     converted: pa.RecordBatch | None = None
     loaded: _Rows | None = None
-    views: dict[int, npt.NDArray[Any] | None] = field(default_factory=dict, init=False)
+    first: dict[int, Any] = field(default_factory=dict, init=False)
+    "The rows as they were read first, and views of columns as they were made first."
 
     @classmethod
     def of(
@@ -83,8 +85,9 @@ class Segment:
         """Return the rows; they are read, and checked, when they are first looked at."""
         load = self.load
         if load is not None:
+            # Addresses of rows are kept elsewhere, so two threads that read them at once go on with the same ones.
             # In this order: another thread that finds no `load` finds the rows.
-            self.loaded = _Rows.of(load())
+            self.loaded = self.first.setdefault(_ROWS, _Rows.of(load()))
             self.load = None
         assert self.loaded is not None, "there is either one"
         return self.loaded
@@ -114,10 +117,11 @@ class Segment:
 
     def words(self, number: int) -> npt.NDArray[Any] | None:
         """View a column as `fixed_words` does, and keep the view; None where it has nulls too."""
-        if number not in self.views:
+        if number not in self.first:
             column = self.batch.column(number)
-            self.views[number] = None if column.null_count else fixed_words(column)
-        return self.views[number]
+            self.first.setdefault(number, None if column.null_count else fixed_words(column))
+        view: npt.NDArray[Any] | None = self.first[number]
+        return view
 
     @property
     def highest_seq(self) -> int:
