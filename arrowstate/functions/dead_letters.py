@@ -19,6 +19,7 @@ from arrowstate.errors import (
     ProcessElementError,
 )
 from arrowstate.files.output_tables import STATE, OutputTable
+from arrowstate.functions.failing import storable_text
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import OperatorDocument
 from arrowstate_formats.names import check_operator_uid
@@ -90,7 +91,7 @@ class DeadLetters:
             return
         count = len(reasons)
         columns: list[pa.Array] = [
-            pa.array(reasons, pa.string()),
+            pa.array([storable_text(reason) for reason in reasons], pa.string()),
             pa.array(errors, pa.string()),
             pa.array(np.full(count, self.batch_id, dtype=np.int64)),
         ]

@@ -23,6 +23,11 @@ _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 200
 
 
+def storable_text(text: str) -> str:
+    """Return a text that a table or a document can hold: UTF-8 has no half of a surrogate pair, its escape stands."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 @contextmanager
 def explained(
     uid: str,
@@ -54,7 +59,7 @@ def explained(
                 of_key = "" if key is None else f"key {_shown(rows, key, error.row)} and "
                 place += f" with {of_key}values {_shown(rows, None, error.row)}"
         # The cause is in the text; chained, its traceback would hold the rows of the batch.
-        raise UserFunctionError(uid, reason, place, trace, unit) from None
+        raise UserFunctionError(uid, storable_text(reason), place, storable_text(trace), unit) from None
 
 
 def _trace(error: BaseException) -> str:

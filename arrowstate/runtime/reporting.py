@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from arrowstate.checkpoints.coordination import CheckpointRecord, Status
 from arrowstate.errors import ArrowStateError, FencedError, JobFailedError, UserFunctionError
+from arrowstate.functions.failing import storable_text
 from arrowstate.log.jobs import (
     ENDED,
     FailedCheckpoint,
@@ -262,7 +263,7 @@ def _failure(at_ms: int, attempt: int, error: BaseException) -> Failure:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"
+    return storable_text(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…")
 
 
 class Reporter:

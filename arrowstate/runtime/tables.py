@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.checkpoints.coordination import CheckpointRecord
+from arrowstate.functions.failing import storable_text
 from arrowstate.runtime.core.coordinator import RestartStatus
 from arrowstate.runtime.status import ChannelStatus, JobStatus, TaskStatus
 
@@ -158,7 +159,7 @@ def _checkpoint(record: CheckpointRecord) -> tuple[Any, ...]:
         record.triggered_at_ms,
         ended_ms,
         None if ended_ms is None else ended_ms - record.triggered_at_ms,
-        record.reason,
+        None if record.reason is None else storable_text(record.reason),
         len(measured),
         max(_known(measured, "alignment_us"), default=None),
         max(_known(measured, "async_us"), default=None),
@@ -175,7 +176,7 @@ def _restart(record: RestartStatus) -> tuple[Any, ...]:
     return (
         record.attempt,
         record.failed_at_ms,
-        record.reason,
+        storable_text(record.reason),
         record.checkpoint_id,
         running_ms,
         None if running_ms is None else running_ms - record.failed_at_ms,

@@ -1,5 +1,7 @@
 """Dead letters of a job: a row that nothing can take is set aside once, and all else is as if it had never come."""
 
+import json
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -60,6 +62,11 @@ class Elements(jobs.Running):
         super().process_element(value, context, out)
         if value.amount < 0:
             raise ValueError(f"{value.amount} is negative")
+
+
+class Torn(jobs.Running):
+    def process_element(self, value, context, out):
+        raise ValueError(json.loads('"half a pair: \\ud83d"'))
 
 
 class TwoBatches(CoBatchFunction):
@@ -127,6 +134,14 @@ def test_what_a_function_cannot_take_is_set_aside_row_by_row_with_the_reason(fun
     for row in snapshot.operator_state("changes", "rows").to_pylist():
         last[row["rows"]["user"]] = row["rows"]["total"]
     assert last == TOTALS
+
+
+def test_a_reason_that_utf_8_cannot_hold_is_told_with_an_escape():
+    job, _ = declared(Torn(), rows=ROWS.slice(0, 1))
+
+    snapshot = job.run(mode="inline")
+
+    assert [row["reason"] for row in letters(snapshot)] == ["ValueError: half a pair: \\ud83d"]
 
 
 @pytest.mark.parametrize("function", [TwoBatches(), TwoElements()], ids=repr)

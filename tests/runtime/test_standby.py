@@ -219,6 +219,26 @@ def test_the_last_report_says_how_a_job_ended(end, state):
     assert ("it never works" in (report_of(last).reason or "")) == (end == "fail")
 
 
+class Refusing(Sink):
+    """A sink that says of each commit what UTF-8 cannot hold."""
+
+    def commit(self, rows, token):
+        raise ValueError("half a pair: \ud83d")
+
+
+def test_a_job_that_failed_with_a_text_that_utf_8_cannot_hold_says_so():
+    job = Job("memory://half-a-pair", restart=Restart.none())
+    job.source(TableSource(ROWS), uid="refused").sink(Refusing(), uid="refusing")
+    with job.start(mode="threads") as running:
+        with pytest.raises(JobFailedError, match="half a pair"):
+            running.wait()
+        ((reason,),) = running.sql("select reason from runtime.restarts").fetchall()
+
+    last = newest_report(running.store.storage)
+    assert last.state == "failed"
+    assert all("half a pair: \\ud83d" in text for text in (reason, report_of(last).reason))
+
+
 UNCLOSED = """
 import sys
 import time
