@@ -1,8 +1,8 @@
 """A storage in the memory of this process, for tests and for trying things out.
 
-All files live in one mapping from absolute path to bytes, so that a store and a savepoint in a
-folder of it see each other as they would on disk. Another process has a mapping of its own. A file has a largest
-size, because a state that is kept twice in the memory of its job should not be large.
+All files of the process are in one tree of folders, so that a store and a savepoint in a folder of it see each other as
+they would on disk, and listing a store takes no longer for the other stores there are. Another process has a tree of
+its own. A file has a largest size, because a state that is kept twice in the memory of its job should not be large.
 """
 
 from __future__ import annotations
@@ -29,9 +29,70 @@ from arrowstate.storage.base import Outcome, check_commit, check_path, check_pre
 MAX_FILE_BYTES = 5_242_880
 """The largest file by default: 5 MiB."""
 
+
+class _Tree:
+    """Files by their absolute paths, and by folder what is in it; the path of a folder ends with a slash."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, bytes] = {}
+        self._names: dict[str, set[str]] = {}
+
+    def get(self, path: str) -> bytes | None:
+        """Return what a file has, None if there is no such file."""
+        return self._bodies.get(path)
+
+    def put(self, path: str, body: bytes) -> None:
+        """Make or replace a file, and the folders above it."""
+        self._bodies[path] = body
+        while path:
+            folder, name = _parted(path)
+            names = self._names.setdefault(folder, set())
+            if name in names:
+                return
+            names.add(name)
+            path = folder
+
+    def remove(self, path: str) -> None:
+        """Remove a file if it is there, and the folders that are empty then."""
+        if self._bodies.pop(path, None) is None:
+            return
+        while path:
+            folder, name = _parted(path)
+            names = self._names[folder]
+            names.remove(name)
+            if names:
+                return
+            del self._names[folder]
+            path = folder
+
+    def has_folder(self, folder: str) -> bool:
+        """Say whether there is a file below a folder."""
+        return folder in self._names
+
+    def under(self, prefix: str) -> list[str]:
+        """Return the files whose paths begin so, sorted."""
+        folder, begin = prefix[: prefix.rfind("/") + 1], prefix[prefix.rfind("/") + 1 :]
+        paths = [folder + name for name in self._names.get(folder, ()) if name.startswith(begin)]
+        found = []
+        while paths:
+            path = paths.pop()
+            if path.endswith("/"):
+                paths += [path + name for name in self._names[path]]
+            else:
+                found.append(path)
+        return sorted(found)
+
+
+def _parted(path: str) -> tuple[str, str]:
+    """Return the folder that a file or a folder is in, and its name there."""
+    start = path.rfind("/", 0, len(path) - 1) + 1
+    return path[:start], path[start:]
+
+
 _LOCK = threading.Lock()
-_FILES: dict[str, bytes] = {}
-_FOLDERS: set[str] = set()
+_TREE = _Tree()
+_MADE: set[str] = set()
+"""The folders that were made, with or without files."""
 
 
 class MemoryStorage:
@@ -47,8 +108,8 @@ class MemoryStorage:
         self._url = f"memory://{self._folder.removesuffix('/')}"
         with _LOCK:
             if create:
-                _FOLDERS.add(self._folder)
-            elif self._folder not in _FOLDERS and not any(path.startswith(self._folder) for path in _FILES):
+                _MADE.add(self._folder)
+            elif self._folder not in _MADE and not _TREE.has_folder(self._folder):
                 raise StoreNotFoundError(self._url)
 
     @property
@@ -79,8 +140,12 @@ class MemoryStorage:
     def put_if_absent(self, path: str, data: bytes, commit_id: str) -> Outcome:
         """See `Storage.put_if_absent`."""
         check_commit(data, commit_id)
+        key = self._key(path)
         with _LOCK:
-            body = _FILES.setdefault(self._key(path), bytes(data))
+            body = _TREE.get(key)
+            if body is None:
+                body = bytes(data)
+                _TREE.put(key, body)
         return Outcome.WON if is_ours(body, commit_id) else Outcome.LOST
 
     @contextmanager
@@ -92,14 +157,14 @@ class MemoryStorage:
         if self._max_file_bytes is not None and file.size_bytes > self._max_file_bytes:
             raise FileTooLargeError(path, file.size_bytes, self._max_file_bytes, self._url)
         with _LOCK:
-            if key in _FILES:
+            if _TREE.get(key) is not None:
                 raise NameTakenError(path, self._url)
-            _FILES[key] = file.getvalue()
+            _TREE.put(key, file.getvalue())
 
     def put_hint(self, path: str, data: bytes) -> None:
         """See `Storage.put_hint`."""
         with _LOCK:
-            _FILES[self._key(path)] = bytes(data)
+            _TREE.put(self._key(path), bytes(data))
 
     def list_unfinished(self) -> list[str]:
         """See `Storage.list_unfinished`. A file that is being written goes with its process."""
@@ -113,19 +178,19 @@ class MemoryStorage:
         """See `Storage.list`."""
         start = self._folder + check_prefix(prefix)
         with _LOCK:
-            return sorted(path[len(self._folder) :] for path in _FILES if path.startswith(start))
+            return [path[len(self._folder) :] for path in _TREE.under(start)]
 
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""
         key = self._key(path)
         with _LOCK:
-            return key in _FILES
+            return _TREE.get(key) is not None
 
     def delete(self, path: str) -> None:
         """See `Storage.delete`."""
         key = self._key(path)
         with _LOCK:
-            _FILES.pop(key, None)
+            _TREE.remove(key)
 
     def _key(self, path: str) -> str:
         return self._folder + check_path(path)
@@ -133,7 +198,7 @@ class MemoryStorage:
     def _get(self, path: str) -> bytes:
         key = self._key(path)
         with _LOCK:
-            body = _FILES.get(key)
+            body = _TREE.get(key)
         if body is None:
             raise MissingFileError(self._url, path)
         return body
@@ -174,9 +239,9 @@ def clear_memory_storage(url: str = "memory://") -> None:
     """Forget the files under a URL, all by default, as the end of the process would."""
     folder = _folder(url)
     with _LOCK:
-        for path in [path for path in _FILES if path.startswith(folder)]:
-            del _FILES[path]
-        _FOLDERS.difference_update([known for known in _FOLDERS if known.startswith(folder)])
+        for path in _TREE.under(folder):
+            _TREE.remove(path)
+        _MADE.difference_update([known for known in _MADE if known.startswith(folder)])
 
 
 def _folder(url: str) -> str:

@@ -1,6 +1,7 @@
 """A storage in memory: what is kept twice in the memory of a job has a largest size."""
 
 import pickle
+import sys
 import tracemalloc
 import uuid
 
@@ -158,3 +159,44 @@ def test_a_store_in_memory_without_a_limit_takes_any_state_and_its_savepoint(url
     assert len(savepoint.storage.read(file)) > FIVE_MIB
     for snapshot in (arrowstate.open_store(url).latest(), savepoint):
         assert snapshot.restore("op").state(TOTAL).get_batch(KEYS).equals(VALUES)
+
+
+def calls_of(function) -> int:
+    """How many calls a function makes, those of Python itself and steps of generators among them."""
+    events = []
+    sys.setprofile(lambda _, event, __: events.append(event))
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(events)
+
+
+def test_listing_a_store_looks_at_no_other_store(url):
+    storage, other = open_storage(f"{url}/one", create=True), open_storage(f"{url}/other", create=True)
+    paths = ["a", "a-b", "a/b", "a/c/d", "b/e"]
+    for path in paths:
+        write(storage, path, b"x")
+    assert storage.list("") == sorted(paths)
+    alone = calls_of(lambda: storage.list(""))
+
+    for number in range(1_000):
+        write(other, f"{number % 7}/{number}", b"x")
+
+    assert calls_of(lambda: storage.list("")) == alone
+    assert [storage.list(prefix) for prefix in ("a", "a/", "a/c", "c")] == [paths[:4], paths[2:4], ["a/c/d"], []]
+    assert len(open_storage(url).list("other/")) == 1_000
+
+
+def test_a_folder_in_memory_goes_with_its_last_file(url):
+    storage = open_storage(f"{url}/store", create=True)
+    write(storage, "a/b/c", b"x")
+    write(storage, "a/d", b"x")
+
+    storage.delete("a/b/c")
+    storage.delete("a/b/c")
+    assert storage.list("") == ["a/d"]
+
+    clear_memory_storage(f"{url}/store")
+    with pytest.raises(arrowstate.StoreNotFoundError):
+        open_storage(f"{url}/store")
