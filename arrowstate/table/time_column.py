@@ -178,6 +178,8 @@ class TimeColumn:
                 part = known.get(id(run))
                 if part is None or part.run is not run:
                     part = self._new_part(run)
+                elif part.zones.segments is not run.segments:
+                    self._follow(part)
                 self._known[id(run)] = part
         return list(self._known.values())
 
@@ -187,6 +189,13 @@ class TimeColumn:
 
         made: Zones = run.segments.shared(("zones", self._column), zones)
         return _Part(run, made, made.earliest_of_all, made.latest_of_all)
+
+    def _follow(self, part: _Part) -> None:
+        """Let go of the memory of a run that was spilled."""
+        segments = part.run.segments
+        part.zones = segments.shared(("zones", self._column), lambda: part.zones.with_segments(segments))
+        if part.order is not None:
+            part.order.follow(segments)
 
     def _ends(self, segment: Segment) -> tuple[int, int]:
         if segment.times is None:

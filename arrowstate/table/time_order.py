@@ -56,6 +56,10 @@ class TimeOrder:
         """Bytes of what is in order."""
         return self.done * (self._times.itemsize + self._order.itemsize)
 
+    def follow(self, segments: Segments) -> None:
+        """Read what is not in order yet where the same rows lie now."""
+        self._segments = segments
+
     def go_on(self, rows: int) -> None:
         """Put so many rows more into order, and one part at least."""
         end = min(self.rows, self.done + max(rows, 1))

@@ -13,6 +13,7 @@ due is a look at their live bits, a block at a time.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -58,7 +59,8 @@ class Zones:
     def __init__(
         self, segments: Segments, column: int, ends: Sequence[tuple[int, int]] | MergedTimes, rows: int | None = None
     ) -> None:
-        self._segments = segments
+        self.segments = segments
+        "Those whose rows it knows."
         self._column = column
         self._zone_rows = _ROWS if rows is None else rows
         self._ends = np.concatenate((segments.first_rows, segments.first_rows[-1:] + segments.rows[-1:]))
@@ -94,6 +96,12 @@ class Zones:
         """Bytes it takes."""
         return self._live.nbytes + self._lowest.nbytes + self._block_lowest.nbytes
 
+    def with_segments(self, segments: Segments) -> Zones:
+        """Return what is known of the same rows where they lie now."""
+        moved = copy.copy(self)
+        moved.segments = segments
+        return moved
+
     def bound(self, count: int) -> int:
         """Return a time that the lowest times of so many zones, as far as they are known, are not above."""
         if count >= self._lowest.size:
@@ -116,11 +124,11 @@ class Zones:
             last = np.minimum(starts + self._zone_rows, self._ends[-1]) - 1
             needed = np.unique(np.concatenate((self._numbers(starts), self._numbers(last))))
             # A zone of small segments may have some between its first and its last one.
-            if needed.size < len(self._segments):
+            if needed.size < len(self.segments):
                 between = self._numbers(last) - self._numbers(starts) > 1
                 if between.any():
-                    needed = np.arange(len(self._segments))
-            addresses = self._segments.addresses(self._column, needed)
+                    needed = np.arange(len(self.segments))
+            addresses = self.segments.addresses(self._column, needed)
             out = np.empty(count * self._zone_rows, dtype=np.int64)
             where = (look, self._zone_rows, self._ends, addresses, live, self._live, self._lowest)
             found = _look(*where, self._block_lowest, first, up_to, result, out)

@@ -1,5 +1,7 @@
 """The time column of a table against a plain list of rows, over random writes, finds, and going back."""
 
+import gc
+import weakref
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,6 +14,7 @@ from arrowstate.table import time_column, time_order
 from arrowstate.table import zones as zones_module
 from arrowstate.table.merging import MergePolicy
 from arrowstate.table.run import Run
+from arrowstate.table.spill import Budget
 from arrowstate.table.table import Table, gather
 from arrowstate.table.time_column import TimeColumn
 from arrowstate.table.zones import Zones
@@ -188,3 +191,24 @@ def test_zones_find_what_is_due_for_whoever_asks_with_whatever_live_bits(sizes, 
 
         assert rows.tolist() == np.flatnonzero(flags & (every >= 2) & (every <= up_to)).tolist()
         assert above <= min(every[flags & (every > up_to)], default=HIGHEST)
+
+
+def test_rows_that_are_spilled_are_let_go_and_found_where_they_lie_now(monkeypatch, tmp_path):
+    monkeypatch.setattr(time_column, "_PASSES", 1)
+    monkeypatch.setattr(time_order, "_ROWS", 128)
+    table = Table(SCHEMA, 1, budget=Budget(0, tmp_path))
+    column = TimeColumn(table, 2)
+    rows = list(range(4096))
+    batch = pa.record_batch([rows, rows, rows], schema=SCHEMA)
+    in_memory = weakref.ref(batch)
+    table._runs.append(Run.of([batch]))
+    del batch
+    column.find(5000)
+
+    table.settle()
+    found = [column.find(4000, after=time) for time in range(3000, 3990, 10)]
+
+    assert [sum(part.size for _, _, part in each) for each in found] == [4000 - time for time in range(3000, 3990, 10)]
+    assert table.runs[0].mapped
+    gc.collect()
+    assert in_memory() is None
