@@ -4,6 +4,7 @@ import logging
 import sys
 import textwrap
 import threading
+import time
 import uuid
 from contextlib import suppress
 
@@ -21,6 +22,7 @@ from arrowstate.runtime import (
     Job,
     Reader,
     Restart,
+    Sink,
     Source,
     Split,
     TableSource,
@@ -295,6 +297,37 @@ def test_a_job_goes_on_though_the_clock_was_set_back_by_an_hour(tmp_path, monkey
         until(lambda: running.status().state == "waiting")
         behind_ms *= 2
         until(lambda: is_counted(90))
+
+
+class SlowToSnapshot(Raises):
+    """Its checkpoints take longer than the time after which one that failed is tried again."""
+
+    def snapshot_state(self, checkpoint_id, context):
+        time.sleep(0.15)
+
+
+def ones(_, count):
+    return pa.record_batch({"k": pa.array([1] * count, pa.int64())})
+
+
+class SlowToCommit(Sink):
+    def commit(self, rows, token):
+        time.sleep(0.3)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_job_ends_with_one_last_checkpoint_however_long_it_and_its_sinks_take(tmp_path, is_stopped):
+    source = GeneratorSource(ones, SCHEMA) if is_stopped else TableSource(ROWS)
+    job = declared(tmp_path / "store", SlowToSnapshot("nowhere", ValueError()), source, SlowToCommit())
+
+    with job.start(mode="threads") as running:
+        if is_stopped:
+            running.checkpoint()
+            running.driver.call(lambda coordinator: coordinator.stop(drain=False))
+        running.wait(timeout_ms=60_000)
+        ((count,),) = running.sql("select count(*) from runtime.checkpoints").fetchall()
+
+    assert count == (2 if is_stopped else 1)
 
 
 def test_a_slot_that_dies_before_the_first_row_is_started_again(tmp_path):

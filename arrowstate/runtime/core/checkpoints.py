@@ -127,6 +127,8 @@ class JobCheckpoints:
         self._committing = 0
         self._last_id: int | None = None
         "The checkpoint that ends the job."
+        self._is_last_committed = False
+        "Then the job ends when the sinks have its rows."
         self._tried_last_ms: int | None = None
         self._given_up: AbortCheckpoint | None = None
         "The newest checkpoint, if it was given up: a slot that has not heard of it waits for its barriers for ever."
@@ -154,6 +156,7 @@ class JobCheckpoints:
         sinks have its rows.
         """
         self._attempt, self._last_id, self._tried_last_ms = attempt, None, None
+        self._is_last_committed = False
 
     def begin(self) -> None:
         """Take checkpoints of the attempt, whose slots are about to be deployed."""
@@ -219,7 +222,7 @@ class JobCheckpoints:
 
     def take_last(self, now_ms: int) -> list[JobAction]:
         """Take the checkpoint that ends the job, for all that is to be in it is there; again where that fails."""
-        if self._coordination is None or self._last_id in self._coordination.in_progress:
+        if self._coordination is None or self._is_last_committed or self._last_id in self._coordination.in_progress:
             return []
         if self._tried_last_ms is not None and not has_passed(now_ms, self._tried_last_ms, _RETRY_MS):
             return []
@@ -233,6 +236,8 @@ class JobCheckpoints:
         self._committing -= 1
         if error is not None:
             self._causes[checkpoint_id] = error
+        elif checkpoint_id == self._last_id:
+            self._is_last_committed = True
         event = end_of_commit(now_ms, checkpoint_id, error, with_kind=True)
         actions = self.feed(event)
         # Of a lost commit the coordinator knows what to do: it ends the job, and not the attempt alone.
