@@ -13,6 +13,7 @@ from arrowstate.runtime.core import (
     assignment,
     attempt,
     barriers,
+    checkpoints,
     coordinator,
     deploying,
     in_flight,
@@ -203,6 +204,17 @@ def told_after_commits(put: Put) -> None:
     put(SlotSnapshots, "take", take)
 
 
+def one_last_checkpoint(put: Put) -> None:
+    right = checkpoints.JobCheckpoints.committed
+
+    def committed(self: Any, *given: Any) -> Any:
+        made = right(self, *given)
+        self._is_last_committed = False
+        return made
+
+    put(checkpoints.JobCheckpoints, "committed", committed)
+
+
 def told_once(put: Put) -> None:
     right = SlotSnapshots.abort
     put(SlotSnapshots, "abort", lambda self, checkpoint_id, gone: [right(self, checkpoint_id, gone)] != [])
@@ -366,6 +378,7 @@ CONTROLS: Mapping[str, Callable[[Put], None]] = {
         rows_of_aborted_checkpoints,
         rows_kept_for_sinks,
         told_after_commits,
+        one_last_checkpoint,
         told_once,
         pieces_of_lists,
         attempts_of_frames,

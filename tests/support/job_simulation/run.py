@@ -10,7 +10,7 @@ from unittest import mock
 from zlib import crc32
 
 from arrowstate.checkpoints.coordination import CheckpointOptions
-from arrowstate.errors import CheckpointAbortedError, FencedError, JobFailedError
+from arrowstate.errors import CheckpointAbortedError, FencedError, InvalidInputError, JobFailedError
 from arrowstate.files.in_flight import CHANNELS
 from arrowstate.files.operator import read_part
 from arrowstate.files.subtasks import whole_state
@@ -290,9 +290,10 @@ class _Run:
         try:
             running.rescale(parallelism=self.job.parallelism, max_parallelism=most)
         except Exception as error:
-            if not (isinstance(error, CheckpointAbortedError) or _is_meant(error)):
+            is_over = isinstance(error, InvalidInputError) and running.driver.coordinator.state == "finished"
+            if not (is_over or isinstance(error, CheckpointAbortedError) or _is_meant(error)):
                 raise
-            # Its checkpoint met bad luck.
+            # Its checkpoint met bad luck, or the job came to its end before one was taken.
             return running
         running.driver.inline.write_failures = self.luck.write_failures
         self.job.max_parallelism = most

@@ -11,11 +11,13 @@ from typing import Any
 from unittest import mock
 
 from arrowstate.checkpoints.committing import Committer
+from arrowstate.checkpoints.coordination import Status
 from arrowstate.errors import CommitUnknownError, StorageError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.runtime import running
 from arrowstate.runtime.core import checkpoints, exchange, task, turns
 from arrowstate.runtime.core.barriers import ExactlyOnceBarriers
+from arrowstate.runtime.core.checkpoints import JobCheckpoints
 from arrowstate.runtime.core.elements import Barrier, CancelBarrier, Rows
 from arrowstate.runtime.core.messages import (
     AbortCheckpoint,
@@ -283,6 +285,18 @@ def _commit(right: Callable[..., LogEntryDocument]) -> Callable[..., LogEntryDoc
     return commit
 
 
+def _take_last(right: Callable[..., Any]) -> Callable[..., Any]:
+    def take_last(self: JobCheckpoints, now_ms: int) -> Any:
+        before = self._last_id
+        made = right(self, now_ms)
+        ended = {record.checkpoint_id for record in self.records if record.status is Status.COMPLETED}
+        if self._last_id != before and before in ended:
+            raise Violation(f"{self._last_id} is to end the attempt though {before} is committed, which ends it")
+        return made
+
+    return take_last
+
+
 @contextmanager
 def watched(luck: Luck) -> Iterator[None]:
     """Have jobs that are started inline be unruly, and look at what they do."""
@@ -294,6 +308,8 @@ def watched(luck: Luck) -> Iterator[None]:
         put(running, "Inline", Unruly)
         put(inline, "_STEP_MS", 5)
         put(checkpoints, "_TELL_AGAIN_MS", 50)
+        # Time stands still there while anything can be done, so what takes time is tried again at once.
+        put(checkpoints, "_RETRY_MS", 0)
         put(exchange, "CREDIT_BYTES", luck.credit_bytes)
         put(task, "FRAME_ROWS", luck.frame_rows)
         put(Slot, "step", _step(Slot.step))
@@ -301,6 +317,7 @@ def watched(luck: Luck) -> Iterator[None]:
         put(SlotSnapshots, "take", _take(SlotSnapshots.take))
         put(OperatorTask, "_grown", _grown(OperatorTask._grown))
         put(Committer, "commit", _commit(Committer.commit))
+        put(JobCheckpoints, "take_last", _take_last(JobCheckpoints.take_last))
         yield
 
 
