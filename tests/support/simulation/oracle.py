@@ -361,12 +361,9 @@ class Oracle:
         """Return the acknowledged checkpoints that are kept, by the retention, a tag or a lease."""
         checkpoints = self.checkpoints()
         numbers = {*self._leased(), *self.tags.values()}
-        # A compaction counts in the place of the checkpoint that it repeats.
-        latest: dict[str | None, Commit] = {}
-        for commit in checkpoints:
-            # What is repeated after one in doubt is newer than that.
-            latest.pop(commit.token, None)
-            latest[commit.token] = commit
+        # A compaction counts in the place of the checkpoint that it repeats, and has its id. What is repeated after a
+        # checkpoint in doubt has an id of its own, and counts besides.
+        latest = {commit.checkpoint_id: commit for commit in checkpoints}
         kept = checkpoints if self.retained is None else [*latest.values()][-self.retained :]
         numbers.update(commit.number for commit in kept)
         return [commit for commit in checkpoints if commit.acknowledged and commit.number in numbers]
