@@ -92,7 +92,7 @@ def test_a_slot_whose_function_keeps_the_interpreters_lock_is_killed_and_the_job
 @pytest.mark.turns(6)
 def test_what_kills_of_slots_and_jobs_leave_is_whole(tmp_path, sink, capfd):
     if (missing := kill_rounds.missing(sink)) is not None:
-        pytest.skip(missing)
+        pytest.skip(missing)  # It says what is not installed.
     with kill_rounds.server_of(sink) as server:
         problems = kill_rounds.run_rounds(tmp_path, short_or_long(2, 40), 3, sink, server)
 
