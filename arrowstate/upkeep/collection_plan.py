@@ -194,7 +194,12 @@ class _Look(Struct, frozen=True):
             policy=self.policy,
             hourly=_to_lease(roots, hourly),
             # Whoever was committing when they went had looked before, so only the next entry can refer to them.
-            taken={path: number for path, number in taken.items() if number >= roots.newest or path in marked},
+            # An entry that goes is spared where a lease on it comes before it is condemned.
+            taken={
+                path: number
+                for path, number in taken.items()
+                if number >= roots.newest or path in marked or path in dropped.files
+            },
             statements=frozenset(read),
         )
 

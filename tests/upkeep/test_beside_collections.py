@@ -13,10 +13,13 @@ from arrowstate.checkpoints.writer import CheckpointWriter
 from arrowstate.files.open_files import forget_open_files
 from arrowstate.files.references import ReferenceReader
 from arrowstate.log.boundary import boundaries, read_boundary
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.leases import held_while_read
 from arrowstate.storage import clear_memory_storage
 from arrowstate.testing.faults import VERBS, Fault, FaultyStorage
 from arrowstate.upkeep.collection import apply_collection
+from arrowstate.upkeep.collection_plan import plan_collection
+from arrowstate.upkeep.planned import Portions
 from storages import Crash, Hooked, refusing
 from stores import OFFSETS
 
@@ -381,6 +384,39 @@ def test_a_manifest_that_a_collection_took_stops_no_collection():
 
     with pytest.warns(RuntimeWarning, match="never acknowledged"):
         assert store.latest_whole().restore("op").state(COUNTS).get_batch([ROWS]).to_pylist() == [1]
+
+
+@pytest.mark.parametrize("portions", [None, Portions(entries=1, files=1)], ids=["at once", "in portions"])
+def test_a_checkpoint_in_doubt_that_is_leased_before_a_collection_drops_it_stops_no_collection(portions):
+    store = in_doubt(more_states=40)
+    doubtful = CommitLog(store.storage).latest()
+    gone = doubtful.document.operators[0].subtasks[0].manifest.path
+    with store.writer() as writer:
+        step(writer, 70 * ROWS, 40)
+        step(writer, 80 * ROWS, 40)
+
+    def plan():
+        policy = arrowstate.RetentionPolicy()
+        return plan_collection(store.storage, policy, now_ms=1000, grace_ms=60_000, portions=portions)
+
+    def apply(planned):
+        apply_collection(store.storage, planned, now_ms=1000, new_id=new_id, portions=portions)
+
+    older = plan()
+    with held_while_read(store.storage, doubtful, holder="a reader", clock_ms=lambda: 1000, new_id=new_id):
+        apply(older)
+        apply(plan())
+        assert "is damaged" not in "".join(store.verify(deep=True).problems)
+        assert doubtful.document.number in {item.entry_number for item in plan().kept}
+
+    apply(plan())
+    assert [snapshot.properties for snapshot in store.checkpoints()] == [{"start": 80 * ROWS}]
+    assert gone not in plan().taken
+    assert store.verify(deep=True).problems == []
+
+
+def new_id():
+    return uuid.uuid4().hex
 
 
 def in_doubt(more_states=0):
