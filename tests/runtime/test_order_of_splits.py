@@ -214,6 +214,8 @@ def test_a_split_stands_once_in_every_checkpoint():
         (TableSource(table(300), splits=4), TableSource(table(300)), "other arguments"),
         (TableSource(table(100), splits=3), TableSource(table(200), splits=3), "other arguments"),
         (TableSource(table(100)), TableSource(table(200)), "after 100 rows, and has 200 rows now"),
+        (TableSource(table(100)), TableSource(table(50)), "position 100: the split has only 50 rows; start it with"),
+        (TableSource(table(100)), TableSource(table(0)), "position 100: the split has only 0 rows; start it with"),
         (TableSource(table(100)), GeneratorSource(numbered, SCHEMA), "has no end now"),
         (
             GeneratorSource(numbered, SCHEMA, rows=300, splits=2, batch_rows=10),
@@ -246,6 +248,21 @@ def test_a_table_that_grows_while_it_is_read_is_read_on():
 
     assert read > 0
     assert last.sql("select total from totals.total").fetchall() == [(read + 5,)]
+
+
+def test_a_table_that_lost_rows_while_it_was_read_is_refused_before_a_row_is_read():
+    store = "memory://order-shrinks"
+    with summed(store, GeneratorSource(numbered, SCHEMA, rows=10**9)).start(mode="inline") as running:
+        running.go_on(10)
+        stopped = running.stop()
+    read = stopped.sql("select position from rows.splits").fetchall()[0][0]
+
+    with pytest.raises(SourceError, match=f"source 'rows', split '0' from position {read}: the split has only 1 rows"):
+        summed(store, GeneratorSource(numbered, SCHEMA, rows=1)).start(mode="inline")
+
+    last = summed(store, GeneratorSource(numbered, SCHEMA, rows=read)).run(mode="inline")
+    assert read > 1
+    assert last.sql("select total from totals.total").fetchall() == [(read,)]
 
 
 def test_a_feed_of_changes_is_refused_with_another_number_of_splits():

@@ -138,8 +138,8 @@ class GeneratorSource(Source):
     -----
     With one split a position is the number of the next row. With several, the layout is part of the names of the
     splits: a job that is started again with other `splits`, or with `batch_rows` or `rows` that change the blocks, is
-    refused. A job is also refused if a split that was read to its end has more rows now, since they would never be
-    read. `rows` may grow while no split has been read to its end.
+    refused. A job is also refused if a split has fewer rows now than were read, or if one that was read to its end has
+    more, since they would never be read. `rows` may grow while no split has been read to its end.
 
     Examples
     --------
@@ -181,13 +181,14 @@ class GeneratorSource(Source):
         self.clock = clock
 
     def check_splits(self, begun: Sequence[Split], finished: Sequence[Split]) -> None:
-        """Refuse another layout of the splits, and more rows in one that was read to its end."""
+        """Refuse another layout of the splits, fewer rows than were read, and more in one that was read to its end."""
         names = self._names()
         check_names(names, [*begun, *finished])
+        for split in begun:
+            self.check_row(split, names.index(split.id))
         for split in finished:
-            read = row_number(split, split.position)
-            there = None if self.rows is None else self.length(names.index(split.id), self.rows)
-            # Of fewer rows none would be read twice, and none left out.
+            read = self.check_row(split, names.index(split.id))
+            there = self.length(names.index(split.id))
             if there is None or there > read:
                 raise SourceError(
                     split.id,
@@ -196,6 +197,18 @@ class GeneratorSource(Source):
                     f"{'no end' if there is None else f'{there} rows'} now; start it with the rows that it had, and "
                     "give further rows in a source with another uid",
                 )
+
+    def check_row(self, split: Split, number: int) -> int:
+        """Return the row at which a split goes on; refuse one after its end."""
+        row, there = row_number(split, split.position), self.length(number)
+        if there is not None and row > there:
+            raise SourceError(
+                split.id,
+                split.position,
+                f"the split has only {there} rows; start it with the rows that it had, or give it another uid, under "
+                "which it is read from its beginning",
+            )
+        return row
 
     def discover(self, known: Collection[str]) -> Sequence[Split]:
         """Return the splits, as many as were asked for."""
@@ -211,9 +224,11 @@ class GeneratorSource(Source):
             return ["0"]
         return [f"{number} of {self.splits} by {self.batch_rows}" for number in range(self.splits)]
 
-    def length(self, number: int, rows: int) -> int:
-        """Return how many of the generator's first rows a split has."""
-        rounds, rest = divmod(rows, self.batch_rows * self.splits)
+    def length(self, number: int) -> int | None:
+        """Return how many rows a split has; None if it has no end."""
+        if self.rows is None:
+            return None
+        rounds, rest = divmod(self.rows, self.batch_rows * self.splits)
         return rounds * self.batch_rows + min(self.batch_rows, max(0, rest - number * self.batch_rows))
 
 
@@ -224,9 +239,7 @@ class _Numbers(OpenSplit):
         self._source = source
         self._split = split
         self._number = number
-        self._row = row_number(split, split.position)
-        if source.rows is not None and self._row > (length := source.length(number, source.rows)):
-            raise SourceError(split.id, split.position, f"the split has only {length} rows")
+        self._row = source.check_row(split, number)
         self._given = 0
         self._began: float | None = None
 
