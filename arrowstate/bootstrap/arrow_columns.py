@@ -1,15 +1,12 @@
-"""The columns of a table of Arrow: which types fit which, and columns without encodings that are a matter of layout."""
+"""The columns of a table of Arrow: which types fit which, and batches without encodings of columns."""
 
 from __future__ import annotations
 
-from functools import partial
-
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.schema.conversion import with_elements, with_entries
+from arrowstate.schema.encodings import plain_column, plain_type
 from arrowstate.schema.evolution import widens
 from arrowstate.schema.types import is_bytes, is_list, is_text
 
@@ -89,28 +86,6 @@ class ArrowColumns:
         return self.schema.field(places[0]).type
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that has the same values without dictionaries, runs, views and extensions, at any depth."""
-    types = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        return plain_type(kind.storage_type)
-    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
-        return plain_type(kind.value_type)
-    if types.is_string_view(kind) or types.is_binary_view(kind):
-        return pa.string() if types.is_string_view(kind) else pa.binary()
-    if types.is_struct(kind):
-        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
-    if types.is_map(kind):
-        return pa.map_(plain_type(kind.key_type), kind.item_field.with_type(plain_type(kind.item_type)))
-    if types.is_list(kind) or types.is_list_view(kind):
-        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
-    if types.is_large_list(kind) or types.is_large_list_view(kind):
-        return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
-    if types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)), kind.list_size)
-    return kind
-
-
 def smaller_type(kind: pa.DataType) -> pa.DataType:
     """Return the plain type that has the same values without large offsets, at any depth."""
     types = pa.types
@@ -125,39 +100,8 @@ def smaller_type(kind: pa.DataType) -> pa.DataType:
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch whose columns have the types of `plain_type`."""
-    columns = [_plain(column, name) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
+    columns = [plain_column(column, name) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _plain(column: pa.Array, name: str) -> pa.Array:
-    kind = plain_type(column.type)
-    if column.type == kind:
-        return column
-    if isinstance(column.type, pa.BaseExtensionType):
-        return _plain(column.storage, name)
-    if pa.types.is_run_end_encoded(column.type):
-        return _plain(pc.run_end_decode(column), name)
-    if pa.types.is_dictionary(column.type):
-        values = _plain(column.dictionary, name)
-        return pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode()
-    inside = partial(_plain, name=name)
-    if pa.types.is_struct(kind):
-        mask = column.is_null() if column.null_count else None
-        fields = [inside(column.field(number)) for number in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=mask)
-    if pa.types.is_map(kind):
-        return with_entries(column, kind, inside, inside)
-    if pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type):
-        # Arrow's cast makes lists with offsets that fall.
-        offsets = np.concatenate(([0], np.cumsum(column.value_lengths().fill_null(0).to_numpy())))
-        of, width = (pa.ListArray, np.int32) if pa.types.is_list(kind) else (pa.LargeListArray, np.int64)
-        return of.from_arrays(offsets.astype(width), inside(column.flatten()), kind, mask=column.is_null())
-    if pa.types.is_nested(kind):
-        return with_elements(column, kind, inside)
-    try:
-        return column.cast(kind)
-    except pa.ArrowException as error:
-        raise InvalidInputError(f"column {name!r} cannot be read as {kind}: {error}; cast it first") from None
 
 
 def _fits(given: pa.DataType, kind: pa.DataType) -> bool:

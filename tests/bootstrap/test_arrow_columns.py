@@ -4,7 +4,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from arrowstate.bootstrap.arrow_columns import ArrowColumns, plain_batch, plain_type
+from arrowstate.bootstrap.arrow_columns import ArrowColumns, plain_batch
+from arrowstate.schema.encodings import plain_type
 
 WORDS = pa.array(["a", None, "b", "a"])
 VIEWS = WORDS.cast(pa.string_view())

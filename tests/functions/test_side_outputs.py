@@ -109,6 +109,17 @@ def test_windows_hand_late_rows_over_and_count_them():
     assert function.late_rows == 2
 
 
+def test_late_rows_may_have_views_of_text():
+    tag = OutputTag("late", pa.schema([("v", pa.int64()), ("name", pa.string())]))
+    process = runner(WindowFunction(TumblingEventTimeWindows(10), SUM, timestamp="at", late=tag))
+    process.advance_watermark(20)
+
+    names = pa.array(["a", "b"], pa.string_view())
+    process.process(pa.record_batch({"k": [1, 2], "v": [5, 6], "at": [25, 3], "name": names}))
+
+    assert process.side_output(tag).to_pylist() == [{"v": 6, "name": "b"}]
+
+
 def test_late_rows_are_named_by_their_numbers_in_the_batch():
     backend = KeyedStateBackend(key=KEY, max_parallelism=8)
     windows = WindowOperator(backend, TumblingEventTimeWindows(10), SUM)

@@ -14,6 +14,7 @@ from arrowstate.functions.windows.assigners import WindowAssigner, clock_of
 from arrowstate.functions.windows.operator import WindowOperator
 from arrowstate.functions.windows.triggers import Trigger
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
+from arrowstate.schema.encodings import without_views
 
 
 @dataclass
@@ -95,8 +96,9 @@ class WindowFunction(BatchFunction):
             times = None if self.timestamp is None else _column(batch, self.timestamp)
         output = self._operator.process(context.key_columns(batch), times, self._values(batch))
         if self.late is not None and len(output.late_row_numbers):
-            columns = [_column(batch, name).take(output.late_row_numbers) for name in self.late.schema.names]
-            context.output(self.late, pa.RecordBatch.from_arrays(columns, names=self.late.schema.names))
+            names = self.late.schema.names
+            columns = [without_views(_column(batch, name), name).take(output.late_row_numbers) for name in names]
+            context.output(self.late, pa.RecordBatch.from_arrays(columns, names=names))
         return output.fired
 
     def on_watermark(self, watermark: int, context: BatchContext) -> pa.RecordBatch:  # noqa: ARG002

@@ -33,6 +33,7 @@ from arrowstate.schema.descriptors import (
     ReducingStateDescriptor,
     TimerStateDescriptor,
 )
+from arrowstate.schema.encodings import without_views
 from arrowstate.schema.keys import key_columns, value_array
 from arrowstate.schema.times import saturated, timestamp_array
 from arrowstate.schema.types import as_arrow, first_null
@@ -347,7 +348,7 @@ class WindowOperator:
         if column.null_count:
             row = first_null(column)
             raise InvalidInputError(f"a value of a window must not be null, the one in row {row} is")
-        return column
+        return without_views(column, descriptor.name)
 
     def _positions(self, keys: list[pa.Array], values: pa.Array) -> Batch:
         """Number the elements of each key, on from those it has had."""

@@ -26,6 +26,31 @@ def backend(key=USER, **options):
     return arrowstate.KeyedStateBackend(key=key, max_parallelism=128, **options)
 
 
+VIEWS = [
+    (pa.array(["x", "y"], pa.string_view()), pa.string(), ["x", "y"]),
+    (pa.array([b"x", b"y"], pa.binary_view()), pa.binary(), [b"x", b"y"]),
+    (pa.array([["x"], ["y"]], pa.list_(pa.string_view())), pa.list_(pa.string()), [["x"], ["y"]]),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "plain"), VIEWS, ids=lambda given: str(getattr(given, "type", "")))
+@pytest.mark.parametrize(
+    "windows",
+    [TumblingEventTimeWindows(10), SlidingEventTimeWindows(10, 5), EventTimeSessionWindows(1)],
+    ids=lambda windows: type(windows).__name__,
+)
+def test_values_may_be_views_of_text_and_bytes_as_polars_has_them(windows, given, kind, plain):
+    operator = WindowOperator(backend(), windows, arrowstate.ListStateDescriptor("v", kind))
+    operator.process(["a", "b"], [1, 2], given)
+
+    fired = operator.advance_watermark(20)
+    late = operator.process(["a", "b"], [1, 2], given).late
+
+    by_user = {row["user"]: row["v"] for row in fired.to_pylist()}
+    assert by_user == {"a": [plain[0]], "b": [plain[1]]}
+    assert late["v"].to_pylist() == plain
+
+
 # By event time
 
 
