@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import ReducingStateDescriptor, StateDescriptor
+from arrowstate.schema.times import whole_milliseconds
 
 
 class TableColumns(Protocol):
@@ -67,11 +68,7 @@ def is_counted(descriptor: StateDescriptor, field: str | None) -> bool:
 
 def milliseconds(column: pa.Array) -> pa.Array:
     """Return times as milliseconds since 1970, rounded down, of timestamps or of whole milliseconds."""
-    if not pa.types.is_timestamp(column.type):
-        return column.cast(pa.int64())
-    # By the clock of a time zone Arrow would not know which of two equal times in autumn is meant.
-    column = column.view(pa.timestamp(column.type.unit))
-    return pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms")).view(pa.int64())
+    return whole_milliseconds(column) if pa.types.is_timestamp(column.type) else column.cast(pa.int64())
 
 
 def struct_values(descriptor: StateDescriptor, columns: Sequence[pa.Array], names: Sequence[str]) -> pa.StructArray:

@@ -26,6 +26,25 @@ def saturated(timestamp: Any) -> int:
     return min(max(int(timestamp), _LOWEST), _HIGHEST)
 
 
+def whole_milliseconds(column: pa.Array) -> pa.Array:
+    """Return timestamps of any unit as int64 milliseconds, rounded down; what does not fit becomes lowest or highest.
+
+    Nulls stay. What is before and after a millisecond is the same in every time zone.
+    """
+    unit, numbers = column.type.unit, column.view(pa.int64())
+    if unit == "ms":
+        return numbers
+    values = numbers.fill_null(0).to_numpy()
+    if unit == "s":
+        most = _HIGHEST // 1000
+        times = np.clip(values, -most, most) * 1000
+        times[values > most], times[values < -most] = _HIGHEST, _LOWEST
+    else:
+        # Arrow's floor_temporal leaves the range of 64 bits near its lowest time, such as pandas.Timestamp.min.
+        times = values // {"us": 1000, "ns": 1_000_000}[unit]
+    return pa.array(times, mask=numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None)
+
+
 def timestamp_array(name: str, timestamps: Any, *, round_down: bool = False, saturate: bool = True) -> pa.Array:
     """Return timestamps as int64 milliseconds; what does not fit becomes the lowest or highest that does.
 
@@ -48,11 +67,12 @@ def timestamp_array(name: str, timestamps: Any, *, round_down: bool = False, sat
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if pa.types.is_timestamp(column.type):
-            # What is before and after a millisecond is the same in every time zone.
-            column = column.view(pa.timestamp(column.type.unit))
-            if round_down:
-                column = pc.floor_temporal(column, unit="millisecond")
-            column = column.cast(pa.timestamp("ms")).view(pa.int64())
+            unit = column.type.unit
+            if saturate if unit == "s" else round_down:
+                column = whole_milliseconds(column)
+            else:
+                # Arrow refuses what does not fit.
+                column = column.view(pa.timestamp(unit)).cast(pa.timestamp("ms")).view(pa.int64())
         elif pa.types.is_uint64(column.type) and saturate:
             column = pc.min_element_wise(column, pa.scalar(_HIGHEST, pa.uint64()), skip_nulls=False).cast(pa.int64())
         elif pa.types.is_integer(column.type) or pa.types.is_null(column.type):

@@ -512,6 +512,18 @@ def test_times_of_the_hour_that_comes_twice_in_a_time_zone_are_times_of_rows(sto
     assert backend.state(city).get_batch(["ann", "bob"]).to_pylist() == [None, "Oslo"]
 
 
+@pytest.mark.parametrize(
+    ("unit", "lowest"), [("s", -(1 << 63)), ("us", -9_223_372_036_854_776), ("ns", -9_223_372_036_855)]
+)
+def test_timers_may_be_at_the_lowest_timestamps_of_a_unit(store, unit, lowest):
+    times = pa.array([-(1 << 63), None]).view(pa.timestamp(unit))
+    timers = arrowstate.TimerStateDescriptor("timers_event_time", "event_time")
+
+    snapshot = store.bootstrap("users", ["user"], [timers], pa.table({"user": ["ann", "bob"], "timestamp": times}))
+
+    assert snapshot.to_arrow("users.timers_event_time").to_pylist() == [{"user": "ann", "timestamp": lowest}]
+
+
 def test_a_key_that_comes_twice_is_told_also_where_python_has_no_value_for_it(store):
     rows = pa.table({"at": pa.array([1 << 62] * 2, pa.timestamp("us")), "city": ["Rome", "Oslo"]})
 

@@ -387,6 +387,24 @@ def test_keys_that_are_equal_or_only_hash_alike_are_told_apart_as_in_every_state
     )
 
 
+@pytest.mark.parametrize(
+    ("unit", "starts"),
+    [
+        ("s", [LOWEST, HIGHEST - 7]),
+        ("ms", [LOWEST, HIGHEST - 7]),
+        ("us", [-9_223_372_036_854_780, 9_223_372_036_854_770]),
+        ("ns", [-9_223_372_036_860, 9_223_372_036_850]),
+    ],
+)
+def test_the_lowest_and_highest_timestamps_of_every_unit_are_in_windows(unit, starts):
+    operator = WindowOperator(backend(), TumblingEventTimeWindows(10), SUM)
+    operator.process(["a", "a"], pa.array([LOWEST, HIGHEST]).view(pa.timestamp(unit)), [1, 2])
+
+    fired = operator.advance_watermark(HIGHEST)
+
+    assert fired.select(["window_start", "v"]).to_pydict() == {"window_start": starts, "v": [1, 2]}
+
+
 def test_timestamps_are_rounded_down_to_milliseconds():
     operator = WindowOperator(backend(), TumblingEventTimeWindows(10), SUM)
     zero = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
