@@ -299,7 +299,7 @@ class KeyedState(Shown, Generic[D]):
             if len(columns[0]) != rows:
                 raise InvalidInputError(f"{rows} keys need {rows} namespaces, got {len(columns[0])}")
             return [canonical_floats(column) for column in columns]
-        values = [namespace] if len(schema) == 1 and not isinstance(namespace, Mapping) else namespace
+        values = [namespace] if len(schema) == 1 and not _names_columns(namespace, schema) else namespace
         if isinstance(values, Mapping):
             if set(values) != set(schema.names):
                 raise InvalidInputError(
@@ -358,3 +358,15 @@ class KeyedState(Shown, Generic[D]):
 
     def _plain(self, scalar: pa.Scalar | None) -> Any:
         return None if scalar is None else plain_value(scalar, f"state {self.descriptor.name!r}")
+
+
+def _names_columns(namespace: Any, schema: pa.Schema) -> bool:
+    """Whether a namespace of one column is given by the name of the column, and is not its value itself."""
+    kind = schema.field(0).type
+    if not isinstance(namespace, Mapping) or not pa.types.is_struct(kind):
+        return isinstance(namespace, Mapping)
+    if set(namespace) != set(schema.names):
+        return False
+    (value,) = namespace.values()
+    # A struct may have a field with the name of the column.
+    return schema.names[0] not in kind.names or isinstance(value, Mapping)

@@ -1,0 +1,89 @@
+"""The forms in which a namespace is given: columns, readers, plain values.
+
+What namespaces mean is in `arrowstate.testing`: `NamespaceSuite`.
+"""
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError
+
+KEY = pa.schema([("user", pa.string())])
+PLACE = pa.schema([("place", pa.struct([("x", pa.int64()), ("y", pa.string())]))])
+HERE = {"x": 1, "y": "a"}
+
+
+def backend_of():
+    return arrowstate.KeyedStateBackend(key=KEY, max_parallelism=16)
+
+
+@pytest.mark.parametrize("given", [HERE, {"place": HERE}], ids=["value", "by name"])
+def test_a_namespace_of_one_struct_column_is_a_plain_dict(given):
+    backend = backend_of()
+    seen = arrowstate.ValueStateDescriptor("seen", pa.int64(), namespace=PLACE)
+    state = backend.state(seen)
+    state.update_batch(["ann"], [1], namespace=given)
+    backend.current_key = "ann"
+
+    state.current_namespace = given
+
+    assert state.value() == 1
+    assert state.get_batch(["ann"], namespace=given).to_pylist() == [1]
+    assert backend.keys(seen, given).to_pylist() == [{"user": "ann"}]
+
+
+def test_the_namespace_of_a_timer_that_fires_is_a_namespace_of_other_states():
+    backend = backend_of()
+    timers = backend.timers("timers", PLACE)
+    seen = backend.state(arrowstate.ValueStateDescriptor("seen", pa.int64(), namespace=PLACE))
+    timers.register_batch(["ann"], [5], namespace=HERE)
+
+    def on_timer(timer):
+        seen.current_namespace = timer.namespace
+        seen.update(timer.timestamp)
+
+    timers.advance_watermark(9, on_timer)
+
+    assert seen.get_batch(["ann"], namespace=HERE).to_pylist() == [5]
+
+
+def test_a_process_function_sets_a_plain_dict_as_its_namespace():
+    class Seen(arrowstate.KeyedProcessFunction):
+        def open(self, context):
+            count = arrowstate.ReducingStateDescriptor("count", pa.int64(), reduce="count", namespace=PLACE)
+            self.count = context.state(count)
+
+        def process_element(self, value, context, out):
+            self.count.current_namespace = value.at
+            self.count.add(1)
+            out.collect(self.count.get())
+
+    rows = pa.record_batch({"user": ["ann"] * 3, "at": [HERE, HERE | {"x": 2}, HERE]})
+
+    with arrowstate.KeyedProcessRunner(backend_of(), Seen(), output=pa.int64()) as process:
+        assert process.process(rows).to_pylist() == [1, 1, 2]
+
+
+def test_a_struct_with_a_field_named_as_its_column_is_told_from_the_column():
+    same = pa.schema([("place", pa.struct([("place", pa.int64())]))])
+    state = backend_of().state(arrowstate.ValueStateDescriptor("seen", pa.int64(), namespace=same))
+    state.update_batch(["ann"], [1], namespace={"place": 7})
+
+    assert state.get_batch(["ann"], namespace={"place": {"place": 7}}).to_pylist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"x": 1, "z": "a"}, KeyTypeError),
+        ({"place": None}, NullKeyError),
+        ({"place": {"z": 1}}, KeyTypeError),
+        (None, InvalidInputError),
+    ],
+)
+def test_what_is_no_namespace_of_a_struct_column_is_refused(given, error):
+    state = backend_of().state(arrowstate.ValueStateDescriptor("seen", pa.int64(), namespace=PLACE))
+
+    with pytest.raises(error):
+        state.get_batch(["ann"], namespace=given)
