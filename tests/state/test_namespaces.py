@@ -18,6 +18,22 @@ def backend_of():
     return arrowstate.KeyedStateBackend(key=KEY, max_parallelism=16)
 
 
+def reader(*windows):
+    return pa.table({"window": pa.array(windows, pa.int64())}).to_reader()
+
+
+def test_namespaces_to_merge_may_come_in_readers():
+    numbers = backend_of().state(
+        arrowstate.ListStateDescriptor("numbers", pa.int64(), namespace=pa.schema([("window", pa.int64())]))
+    )
+    numbers.add_batch(["ann", "bob", "ann"], [1, 2, 3], namespace=reader(1, 2, 3))
+
+    users = pa.table({"user": ["ann", "bob", "ann"]}).to_reader()
+    numbers.merge_namespaces_batch(users, reader(9, 9, 9), reader(1, 2, 3))
+
+    assert numbers.get_batch(["ann", "bob"], namespace=9).to_pylist() == [[1, 3], [2]]
+
+
 @pytest.mark.parametrize("given", [HERE, {"place": HERE}], ids=["value", "by name"])
 def test_a_namespace_of_one_struct_column_is_a_plain_dict(given):
     backend = backend_of()

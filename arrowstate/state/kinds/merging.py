@@ -95,7 +95,9 @@ class MergingState(KeyedState[D]):
         columns = self._context.columns(keys)
         rows = len(columns[0])
         into = self._context.group(columns, self._merged_namespaces(targets, rows))
-        away = self._context.group(columns, self._merged_namespaces(sources, rows))
+        # A reader can be read once.
+        given = self._merged_namespaces(sources, rows)
+        away = self._context.group(columns, given)
         both = [pa.concat_arrays(pair) for pair in zip(into.columns, away.columns, strict=True)]
         count = len(self.layout.key)
         one = self._context.group(both[:count], both[count:])
@@ -110,7 +112,7 @@ class MergingState(KeyedState[D]):
                 "source itself; merge in several calls"
             )
         rows_moved = pa.array(moved)
-        source_columns = [column.take(rows_moved) for column in [*columns, *self._merged_namespaces(sources, rows)]]
+        source_columns = [column.take(rows_moved) for column in [*columns, *given]]
         chosen = self._context.group(source_columns[:count], source_columns[count:])
         first = chosen.order[chosen.starts[:-1]]
         return MergePlan(chosen, into, into.groups()[moved[first]], moved[first])
