@@ -208,7 +208,7 @@ class WindowOperator:
         if self._clock is not None and (len(windows) < len(folded.values) or (windows.ends <= removed).any()):
             pairs = np.flatnonzero(windows.ends > removed)
             rows, windows = assigned.row_of(pairs), windows.only(pairs)
-            late = self._late(batch, rows, members, watermark)
+            late = self._late(batch, rows, members, watermark, removed)
         due = np.flatnonzero(windows.ends <= self._due_end(batch, rows, watermark))
         sources, targets = assigned.sources, assigned.targets
         if sources is not None and targets is not None:
@@ -381,7 +381,7 @@ class WindowOperator:
         first = rows.order[rows.starts[:-1]]
         return Batch(list(rows.columns), values, batch.places[first]), rows.groups()
 
-    def _late(self, batch: Batch, accepted: Ints, members: Ints | None, watermark: int | None) -> Ints:
+    def _late(self, batch: Batch, accepted: Ints, members: Ints | None, watermark: int | None, removed: int) -> Ints:
         """Return the rows that are in no window any more and late themselves; others lie in the gaps of windows."""
         if watermark is None:
             return np.empty(0, dtype=np.int64)
@@ -389,7 +389,8 @@ class WindowOperator:
         dropped[accepted] = False
         if members is not None:
             dropped = dropped[members]
-        limit = watermark if watermark == HIGHEST else max(watermark - self._lateness, LOWEST)
+        # Of the windows that end at the highest time the last millisecond is that time itself.
+        limit = removed if removed == HIGHEST else max(watermark - self._lateness, LOWEST)
         return np.flatnonzero(dropped & (batch.places <= limit))
 
     def _late_batch(self, batch: Batch, rows: Ints) -> pa.RecordBatch:

@@ -405,6 +405,16 @@ def test_the_lowest_and_highest_timestamps_of_every_unit_are_in_windows(unit, st
     assert fired.select(["window_start", "v"]).to_pydict() == {"window_start": starts, "v": [1, 2]}
 
 
+def test_a_row_at_the_highest_time_is_late_where_its_window_is_gone():
+    operator = WindowOperator(backend(), TumblingEventTimeWindows(10), SUM)
+    operator.advance_watermark(HIGHEST - 1)
+
+    output = operator.process(["a", "a"], [HIGHEST - 1, HIGHEST], [1, 2])
+
+    assert output.late["timestamp"].to_pylist() == [HIGHEST - 1, HIGHEST]
+    assert operator.late_rows == 2
+
+
 def test_timestamps_are_rounded_down_to_milliseconds():
     operator = WindowOperator(backend(), TumblingEventTimeWindows(10), SUM)
     zero = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
