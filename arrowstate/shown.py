@@ -1,4 +1,4 @@
-"""Values as JSON, CSV and the page show them: each as what it is.
+"""Values as JSON, CSV and the page show them: each as what it is; and errors as messages tell them.
 
 JSON has no type of its own for most of what a state holds. A float that is not finite is the text `NaN`, `Infinity` or
 `-Infinity`, which Python, JavaScript, Java and DuckDB read as a number; null is a null alone.
@@ -20,6 +20,14 @@ def bytes_text(size: int) -> str:
     units = ("kB", "MB", "GB", "TB", "PB", "EB")
     step = min((len(str(abs(size))) - 1) // 3, len(units))
     return f"{size / 1000**step:,.1f} {units[step - 1]}"
+
+
+def error_text(error: BaseException) -> str:
+    """Return the class of an error and what it says; the class alone says something if its own text fails."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 (`__str__` of a user's class may raise anything)
+        return f"{type(error).__name__}: <its text cannot be had, for its __str__ raises>"
 
 
 def shown(value: Any) -> Any:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from arrowstate.errors import ProcessElementError, UserFunctionError
 from arrowstate.schema.types import scalar_text
+from arrowstate.shown import error_text
 
 _OURS = str(Path(__file__).parents[1])
 _SHOWN = reprlib.Repr()
@@ -51,7 +52,7 @@ def explained(
         if not trace and not isinstance(error, ProcessElementError):
             raise
         place = doing
-        reason = f"{type(cause).__name__}: {cause}"
+        reason = error_text(cause)
         if isinstance(error, ProcessElementError):
             reason = error.detail
             place += f", row {error.row}"

@@ -17,6 +17,7 @@ from arrowstate.functions.side_outputs import ElementSides, element_array
 from arrowstate.schema.plain import keeping, plain_values
 from arrowstate.schema.times import timestamp_array
 from arrowstate.schema.types import first_null
+from arrowstate.shown import error_text
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.state.operator_list import ReadOnlyBroadcastState
@@ -269,7 +270,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
 
 
 def _described(error: Exception) -> str:
-    return str(error) if isinstance(error, ValueTypeError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, ValueTypeError) else error_text(error)
 
 
 def _one_batch(batch: Any) -> pa.RecordBatch:

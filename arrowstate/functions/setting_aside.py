@@ -10,6 +10,7 @@ import pyarrow as pa
 from arrowstate.errors import ProcessElementError
 from arrowstate.functions.dead_letters import DeadLetters, cause_of, is_of_function, tried
 from arrowstate.functions.runner import batches_of
+from arrowstate.shown import error_text
 from arrowstate.table.key_batch import KeyBatch
 
 
@@ -70,7 +71,7 @@ def _process(
 def reason_of(failure: Exception) -> tuple[str, str]:
     """Return the class of what was raised for a row, and what it says."""
     cause = cause_of(failure)
-    reason = failure.detail if isinstance(failure, ProcessElementError) else f"{type(cause).__name__}: {cause}"
+    reason = failure.detail if isinstance(failure, ProcessElementError) else error_text(cause)
     return type(cause).__name__, reason
 
 

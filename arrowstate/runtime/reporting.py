@@ -27,6 +27,7 @@ from arrowstate.log.jobs import (
 )
 from arrowstate.runtime.lease import JobLease
 from arrowstate.runtime.status import JobStatus, TaskStatus
+from arrowstate.shown import error_text
 
 _KEPT = 20
 """Failures, and failed checkpoints, that a report has."""
@@ -148,7 +149,7 @@ class Account:
     def broken(self, error: BaseException, now_ms: int) -> JobReport:
         """Return the report of a job that could not be started."""
         failures = [*self._failures, _failure(now_ms, 0, error)][-_KEPT:]
-        reason = _cut(f"{type(error).__name__}: {error}")
+        reason = _cut(error_text(error))
         return replace(self.beginning(), since_ms=now_ms, reason=reason, failures=tuple(failures))
 
     def _note_failures(self, look: Look) -> None:
@@ -254,7 +255,7 @@ def _reason(look: Look, state: str) -> str | None:
         return _cut(look.status.restarts[-1].reason)
     if isinstance(look.error, JobFailedError):
         return _cut(look.error.reason)
-    return None if look.error is None else _cut(f"{type(look.error).__name__}: {look.error}")
+    return None if look.error is None else _cut(error_text(look.error))
 
 
 def _failure(at_ms: int, attempt: int, error: BaseException) -> Failure:

@@ -45,6 +45,7 @@ from arrowstate.runtime.tables import status_tables
 from arrowstate.schema.keys import described
 from arrowstate.schema.layout import key_schema_of
 from arrowstate.schema.operator_state import check_converted, operator_descriptor_of
+from arrowstate.shown import error_text
 from arrowstate.storage.base import Storage
 from arrowstate.store.follower import Follower
 from arrowstate.store.snapshot import Snapshot
@@ -420,7 +421,7 @@ class RunningJob:
         if isinstance(error, JobFailedError):
             raise error
         if error is not None:
-            raise JobFailedError(f"{type(error).__name__}: {error}") from error
+            raise JobFailedError(error_text(error)) from error
         if self._newest() is None:
             raise InvalidInputError(
                 "the job was closed before its first checkpoint, so there is no snapshot to return; stop() takes one"

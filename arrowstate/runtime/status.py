@@ -11,6 +11,7 @@ from arrowstate.runtime.core.coordinator import Coordinator, JobState, RestartSt
 from arrowstate.runtime.core.messages import SlotFigures, TaskFigures
 from arrowstate.runtime.core.reading import MAX_WATERMARK
 from arrowstate.runtime.graph import Graph
+from arrowstate.shown import error_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class JobStatus:
 
 def status_of(job: Coordinator, graph: Graph) -> JobStatus:
     """Return how a job is; to be called between two events of its coordinator."""
-    told = tuple(f"{type(error).__name__}: {error}" for _, error in job.failures)
+    told = tuple(error_text(error) for _, error in job.failures)
     # Of an attempt that is over it is told what it did, and not how fast.
     ended = job.state != "running"
     slots = {slot: _Span(known[-1], known[-1] if ended else known[0]) for slot, known in job.figures.items()}

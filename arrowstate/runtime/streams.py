@@ -44,6 +44,7 @@ from arrowstate.runtime.graph import (
 from arrowstate.runtime.sinks.table import OutputTable
 from arrowstate.schema.keys import check_key_schema
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
+from arrowstate.shown import error_text
 
 OnError = Literal["fail", "dead_letter"]
 
@@ -345,7 +346,7 @@ class Stream:
             made = function(no_rows(self.schema))
         except Exception as error:
             raise InvalidInputError(
-                f"the function of map_batches fails on a batch without rows, {type(error).__name__}: {error}; give the "
+                f"the function of map_batches fails on a batch without rows, {error_text(error)}; give the "
                 "columns that it returns with schema="
             ) from error
         if made is None:

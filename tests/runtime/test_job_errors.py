@@ -13,6 +13,7 @@ from arrowstate.runtime import (
     Batch,
     DirectSink,
     FileSource,
+    IteratorSource,
     Job,
     OutputTable,
     PreparingSink,
@@ -182,6 +183,83 @@ def test_a_function_of_map_batches_that_raises_is_told_with_the_step_and_its_tra
 
     assert "operator 'given' failed at a function of map_batches: ValueError: negative" in str(error)
     assert "test_job_errors.py" in error.trace
+
+
+class WithoutTextError(Exception):
+    def __str__(self):
+        raise RuntimeError("there is no text")
+
+
+def without_text(*given):
+    raise WithoutTextError
+
+
+class BatchWithoutText(arrowstate.BatchFunction):
+    process_batch = without_text
+
+
+class ElementWithoutText(arrowstate.KeyedProcessFunction):
+    process_element = without_text
+
+
+class SinkWithoutText(Sink):
+    commit = without_text
+
+
+class DirectSinkWithoutText(DirectSink):
+    write = without_text
+
+
+def declared_with(given, what):
+    if isinstance(what, (Sink, DirectSink)):
+        given.sink(what, uid="shop")
+    elif what is without_text:
+        given.map_batches(what, schema=GOOD.schema).sink(OutputTable("copy"))
+    else:
+        given.stateful(what, key=["user"], uid="sums", output_schema=jobs.RUNNING).sink(OutputTable("copy"))
+
+
+@pytest.mark.parametrize(
+    ("what", "place"),
+    [
+        (without_text, "operator 'given' failed at a function of map_batches: "),
+        (BatchWithoutText(), "operator 'sums' failed at a batch: "),
+        (ElementWithoutText(), "operator 'sums' failed at a batch, row 0 with key {'user': 'ann'}"),
+        (SinkWithoutText(), "operator 'shop' failed at the commit of rows of checkpoint 1: "),
+        (DirectSinkWithoutText(), "operator 'shop' failed at rows for the sink: "),
+    ],
+    ids=lambda value: None if isinstance(value, str) else getattr(value, "__name__", type(value).__name__),
+)
+def test_an_error_whose_text_cannot_be_had_is_told_by_its_class_with_the_operator(what, place):
+    job, given = job_of(TableSource(GOOD))
+    declared_with(given, what)
+
+    error = failure(job)
+
+    assert isinstance(error, UserFunctionError)
+    assert place in str(error)
+    assert "WithoutTextError: <its text cannot be had, for its __str__ raises>" in str(error)
+
+
+def test_an_error_of_an_iterator_whose_text_cannot_be_had_is_told_with_the_split():
+    job, given = job_of(IteratorSource(without_text, GOOD.schema))
+    given.sink(OutputTable("copy"))
+
+    error = failure(job)
+
+    assert isinstance(error, SourceError)
+    assert "source 'given', split '0' from the start: WithoutTextError: <its text cannot be had" in str(error)
+
+
+def test_a_job_whose_block_is_left_by_an_error_without_a_text_has_failed_by_it():
+    job, given = job_of(TableSource(GOOD))
+    given.sink(OutputTable("copy"))
+
+    with pytest.raises(WithoutTextError), job.start(mode="inline") as running:
+        without_text()
+
+    with pytest.raises(JobFailedError, match="was left by WithoutTextError: <its text cannot be had"):
+        running.wait()
 
 
 def test_a_row_of_another_schema_is_told_with_the_source_and_the_position():

@@ -55,6 +55,7 @@ from arrowstate.runtime.core.messages import (
 )
 from arrowstate.runtime.graph import Graph
 from arrowstate.runtime.restart import Restart, RestartState, is_unrecoverable
+from arrowstate.shown import error_text
 from arrowstate_formats.documents import LogEntryDocument
 
 JobState: TypeAlias = Literal[
@@ -454,7 +455,7 @@ class Coordinator:
         begins = "from the beginning, for it has no checkpoint" if not newest else f"from checkpoint {newest}"
         error = JobFailedError(
             f"it was down when it was stopped, for attempt {self.attempt} had failed and the next was still to come; "
-            f"the next start goes on {begins}; the failure was {type(last).__name__}: {last}"
+            f"the next start goes on {begins}; the failure was {error_text(last)}"
         )
         _logger.error("%s", error)
         error.__cause__ = last
@@ -464,7 +465,7 @@ class Coordinator:
         self.state, self.error = state, error
         reason: Exception = InvalidInputError("it is rescaled" if state == "rescaling" else f"the job has {state}")
         if error is not None:
-            reason = error if isinstance(error, JobFailedError) else JobFailedError(f"{type(error).__name__}: {error}")
+            reason = error if isinstance(error, JobFailedError) else JobFailedError(error_text(error))
             reason.__cause__ = None if reason is error else error
         self._do(self._checkpoints.refuse_requests(reason))
         self._outside.submit(self._entries.close, lambda *_: None)
@@ -472,7 +473,7 @@ class Coordinator:
     def _note(self, error: BaseException, again_at_ms: int | None) -> None:
         now_ms = self._outside.now_ms()
         self.failures = [*self.failures, (now_ms, error)][-100:]
-        record = RestartStatus(self.attempt, now_ms, f"{type(error).__name__}: {error}", again_at_ms=again_at_ms)
+        record = RestartStatus(self.attempt, now_ms, error_text(error), again_at_ms=again_at_ms)
         self.restarts = [*self.restarts, record][-100:]
 
     def _went_on(self, **known: int | None) -> None:

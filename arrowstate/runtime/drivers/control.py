@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from arrowstate.runtime.core.messages import Failed, NotClosed
+from arrowstate.shown import error_text
 
 _LENGTH = struct.Struct("<Q")
 
@@ -64,5 +65,5 @@ def sendable(message: Any) -> Any:
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 (it was pickled here)
     except Exception:  # noqa: BLE001 (errors of users may be anything)
-        error = RuntimeError(f"{type(error).__name__}: {error}")
+        error = RuntimeError(error_text(error))
     return replace(message, error=error, trace=trace)

@@ -22,6 +22,7 @@ from arrowstate.runtime.core.coordinator import Coordinator
 from arrowstate.runtime.core.messages import ToSlot
 from arrowstate.runtime.drivers.threading_internals import before_executors_end
 from arrowstate.runtime.graph import Declared
+from arrowstate.shown import error_text
 from arrowstate.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def left_by(place: str, error: BaseException | None) -> JobFailedError | None:
     """Return why a job has failed that an exception leaves alone; None for one who asks for the end, as by Ctrl-C."""
     if not isinstance(error, Exception):
         return None
-    failed = JobFailedError(f"{place} was left by {type(error).__name__}: {error}")
+    failed = JobFailedError(f"{place} was left by {error_text(error)}")
     failed.__cause__ = error
     return failed
 

@@ -21,6 +21,7 @@ from arrowstate.runtime.sources.reading import (
     checked_schema,
     row_number,
 )
+from arrowstate.shown import error_text
 
 
 class IteratorSource(Source):
@@ -90,7 +91,7 @@ class IteratorSource(Source):
         try:
             chunks = iter(self.make(number, row))
         except Exception as error:
-            raise SourceError(split.id, split.position, f"{type(error).__name__}: {error}") from error
+            raise SourceError(split.id, split.position, error_text(error)) from error
         return _Iterated(split, chunks, self.schema, row)
 
     def _names(self) -> list[str]:
@@ -262,7 +263,7 @@ class _Numbers(OpenSplit):
         try:
             rows = source.function(first, count)
         except Exception as error:
-            raise SourceError(self._split.id, self._row, f"{type(error).__name__}: {error}", self._row) from error
+            raise SourceError(self._split.id, self._row, error_text(error), self._row) from error
         rows = as_declared(rows, source.schema, self._split.id, self._row)
         if rows.num_rows != count:
             detail = f"the function returned {rows.num_rows} rows for the {count} from number {first}"

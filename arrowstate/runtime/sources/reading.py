@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.runtime.connectors import Batch, EndOfSplit, Reader, Split
+from arrowstate.shown import error_text
 
 
 class OpenSplit(ABC):
@@ -140,7 +141,7 @@ class ChunkedSplit(OpenSplit):
         except SourceError:
             raise
         except Exception as error:
-            raise SourceError(self._split.id, self.position, f"{type(error).__name__}: {error}") from error
+            raise SourceError(self._split.id, self.position, error_text(error)) from error
         return None if chunk is None else as_declared(chunk, self._schema, self._split.id, self.position)
 
     def close(self) -> None:

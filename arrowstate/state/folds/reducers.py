@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from arrowstate.errors import ProcessElementError, ValueOverflowError, ValueTypeError
 from arrowstate.schema.plain import plain_values
 from arrowstate.schema.types import CONVERSION_ERRORS, python_array, shown_misfit
+from arrowstate.shown import error_text
 from arrowstate.state.folds.decimals import by_group, fold_decimals
 from arrowstate.table.columns import sort_order, take
 from arrowstate_formats.compiled import Kernel, kernel, subroutine
@@ -237,7 +238,7 @@ def reduce_by_callable(
                         anew[group] = place + 1
             results[group] = current
     except Exception as error:
-        raise ProcessElementError(row, f"{type(error).__name__}: {error}") from error
+        raise ProcessElementError(row, error_text(error)) from error
     try:
         return python_array(results, old.type), anew
     except CONVERSION_ERRORS:
