@@ -16,11 +16,12 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from arrowstate.errors import CollectedError, CorruptDataError, FencedError, InvalidInputError
+from arrowstate.errors import CollectedError, CorruptDataError, FencedError, InvalidInputError, StorageError
 from arrowstate.files.notes import of_stopped_query
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.subtasks import Content, fitted, list_files, whole_operators, without_unused_schemas
 from arrowstate.log.boundary import Boundary, NewReferences
+from arrowstate.log.collected import ADVICE, taken_by_a_collection
 from arrowstate.log.commit import Commit, take_fence
 from arrowstate.log.commit_log import CommitLog, refuse_loss, warn_of_loss
 from arrowstate.log.entries import CommittedEntry, newest_id, next_checkpoint, next_compaction
@@ -143,6 +144,12 @@ def with_given_ids(storage: Storage, operators: Sequence[OperatorDocument], base
     return list(found.values())
 
 
+def gone_files(error: BaseException | None) -> frozenset[str]:
+    """Return the files that a commit failed for, since they are gone; what is in memory is to be written anew."""
+    collected = error if error is None or isinstance(error, CollectedError) else error.__cause__
+    return frozenset(collected.paths) if isinstance(collected, CollectedError) else frozenset()
+
+
 class Committer:
     """Commits checkpoints whose files are written.
 
@@ -255,6 +262,9 @@ class Committer:
                 committed = self._append(commit, make, operators, needs)
             except CollectedError as error:
                 self._condemned.update(error.paths)
+                lost = None if commit.entry is not None else self._lost(error.paths)
+                if lost is not None:
+                    raise lost from error
                 raise
             except BaseException:
                 if commit.entry is not None:
@@ -303,6 +313,24 @@ class Committer:
                 self._find_content(newest)
             else:
                 self._fenced_by = newest.document.writer_epoch
+
+    def _lost(self, gone: Iterable[str]) -> StorageError | None:
+        """Return the error of a file that the newest checkpoint needs and that no collection took, if there is one."""
+        checkpoint = self._checkpoint
+        if checkpoint is None:
+            return None
+        with suppress(CorruptDataError, OSError):
+            for path in sorted(ReferenceReader(self._storage).files(checkpoint.operators).keys() & set(gone)):
+                missing = CorruptDataError(path, "the file is missing")
+                is_there = self._storage.exists(path)
+                if not is_there and taken_by_a_collection(self._storage, checkpoint, missing) is None:
+                    needed = f"checkpoint {checkpoint.checkpoint_id}, the newest, needs it, and no collection took it"
+                    return StorageError(
+                        path,
+                        f"the file is missing; {needed}: the store is damaged. Nothing was committed; put it back "
+                        f"from a copy of the store. {ADVICE}",
+                    )
+        return None
 
     def _check_not_fenced(self) -> None:
         if self._fenced_by is not None:

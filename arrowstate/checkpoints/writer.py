@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from arrowstate.checkpoints.committing import Committer, Needs
+from arrowstate.checkpoints.committing import Committer, Needs, gone_files
 from arrowstate.checkpoints.freezing import (
     FrozenCheckpoint,
     Part,
@@ -27,8 +27,8 @@ from arrowstate.checkpoints.freezing import (
     warn_of_fresh_start,
 )
 from arrowstate.errors import (
-    CollectedError,
     CorruptDataError,
+    StorageError,
 )
 from arrowstate.files.operator import write_operator_states
 from arrowstate.files.reading import store_key
@@ -284,15 +284,15 @@ class CheckpointWriter(Committer):
                 statistics=[part.statistics for part in written],
                 files=files,
             )
-        except CollectedError as error:
-            self._forget(frozen, set(error.paths))
+        except StorageError as error:
+            self._forget(frozen, gone_files(error))
             raise
         for part in written:
             if part.subtask is not None:
                 part.subtask.committed(self._storage, self.store_id)
         return entry
 
-    def _forget(self, frozen: FrozenCheckpoint, paths: set[str]) -> None:
+    def _forget(self, frozen: FrozenCheckpoint, paths: frozenset[str]) -> None:
         """Let the next attempt write anew what is in files that are gone."""
         for subtask in chain.from_iterable(frozen.operators.values()):
             for run in chain.from_iterable(state.table.runs for state in subtask.states):

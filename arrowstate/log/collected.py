@@ -17,13 +17,13 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 
-_ADVICE = "`arrowstate diagnose STORE` says what is whole and what helps; store.latest_whole() is what can be restored"
+ADVICE = "`arrowstate diagnose STORE` says what is whole and what helps; store.latest_whole() is what can be restored"
 
 
 def advise(error: CorruptDataError) -> None:
     """Have the error of a damaged store say, beneath its message, what to do about it."""
-    if _ADVICE not in getattr(error, "__notes__", ()):
-        error.add_note(_ADVICE)
+    if ADVICE not in getattr(error, "__notes__", ()):
+        error.add_note(ADVICE)
 
 
 @contextmanager

@@ -8,7 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
-from arrowstate.errors import IncompatibleStateError, InvalidInputError, JobFailedError, SourceError
+from arrowstate.errors import (
+    CheckpointAbortedError,
+    IncompatibleStateError,
+    InvalidInputError,
+    JobFailedError,
+    SourceError,
+)
 from arrowstate.runtime import FileSource, FunctionSink, GeneratorSource, Job, OutputTable, Restart, Sink, TableSource
 
 ROWS = pa.table({"user": ["ann", "bob", "ann"], "amount": [1, 2, 3]})
@@ -154,6 +160,29 @@ def test_an_output_table_with_other_columns_is_told_in_types():
         match="an output table of user: string, amount: int64 but is declared as user: string; name another",
     ):
         again.start(mode="inline")
+
+
+def copied(store):
+    job = Job(store, retention=None)
+    source = GeneratorSource(endless, ROWS.schema, rows=20_000, batch_rows=2_000)
+    job.source(source, uid="rows").sink(OutputTable("copy"))
+    return job
+
+
+def test_a_lost_file_of_an_output_table_is_told_as_damage_until_it_is_back(tmp_path):
+    with copied(tmp_path / "store").start(mode="inline") as running:
+        running.go_on(8)
+        running.stop()
+    (lost,) = (tmp_path / "store" / "data" / "copy").rglob("*.arrow")
+
+    with copied(tmp_path / "store").start(mode="inline") as running:
+        lost.rename(tmp_path / "lost")
+        with pytest.raises(CheckpointAbortedError, match=f"{lost.name}: the file is missing.*the store is damaged"):
+            running.checkpoint()
+        (tmp_path / "lost").rename(lost)
+        last = running.wait()
+
+    assert last.sql("select sum(amount) from copy.rows").fetchall() == [(sum(range(20_000)),)]
 
 
 class Shop(Sink):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from arrowstate.checkpoints.committing import Committer
+from arrowstate.checkpoints.committing import Committer, gone_files
 from arrowstate.checkpoints.coordination import CheckpointOptions, CheckpointRecord, Coordination
 from arrowstate.checkpoints.protocol import (
     Abort,
@@ -30,7 +30,7 @@ from arrowstate.checkpoints.protocol import (
     end_of_commit,
 )
 from arrowstate.clock import has_passed
-from arrowstate.errors import CheckpointAbortedError, CollectedError, JobFailedError
+from arrowstate.errors import CheckpointAbortedError, JobFailedError
 from arrowstate.runtime.core.messages import AbortCheckpoint, CompleteCheckpoint, TaskHandle, ToSlot, TriggerCheckpoint
 
 Done = Callable[[int | None, BaseException | None], None]
@@ -273,8 +273,7 @@ class JobCheckpoints:
                 case Abort(id, reason):
                     self._based_on.pop(id, None)
                     cause = self._causes.pop(id, None)
-                    gone = frozenset(cause.paths) if isinstance(cause, CollectedError) else frozenset[str]()
-                    self._given_up, self._told_ms = AbortCheckpoint(self._attempt, id, gone), now_ms
+                    self._given_up, self._told_ms = AbortCheckpoint(self._attempt, id, gone_files(cause)), now_ms
                     made.append(TellSlots(self._given_up))
                     made += self._answers(id, CheckpointAbortedError(id, self._status(id), reason))
                 case Discard(_, _, handle):
