@@ -200,8 +200,11 @@ def _check_overtaking(item: OperatorTask, now_ms: int) -> None:
     for queue in item._queues:
         for element in queue:
             # Time is looked at some times a second.
-            due = isinstance(element, Barrier) and element.overtakes_at_ms is not None
-            if due and element.checkpoint_id > barriers._done and element.overtakes_at_ms + _LATE_MS <= now_ms:
+            if not isinstance(element, Barrier) or element.overtakes_at_ms is None:
+                continue
+            counts = not barriers._is_obsolete(element.checkpoint_id)
+            counts = counts and element.checkpoint_id not in barriers._given_up
+            if counts and element.overtakes_at_ms + _LATE_MS <= now_ms:
                 raise Violation(f"barrier {element.checkpoint_id} waits in a channel of {item.uid}")
 
 
@@ -308,8 +311,6 @@ def watched(luck: Luck) -> Iterator[None]:
         put(running, "Inline", Unruly)
         put(inline, "_STEP_MS", 5)
         put(checkpoints, "_TELL_AGAIN_MS", 50)
-        # Time stands still there while anything can be done, so what takes time is tried again at once.
-        put(checkpoints, "_RETRY_MS", 0)
         put(exchange, "CREDIT_BYTES", luck.credit_bytes)
         put(task, "FRAME_ROWS", luck.frame_rows)
         put(Slot, "step", _step(Slot.step))
