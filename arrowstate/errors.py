@@ -484,7 +484,9 @@ again, it goes on with its newest checkpoint
     """
 
     reason: str
-    _message = "the job failed: {reason}; mend that and start it again, it goes on with its newest checkpoint"
+    advice: str = "mend that and start it again, it goes on with its newest checkpoint"
+    "What to do about it."
+    _message = "the job failed: {reason}; {advice}"
 
 
 @dataclass(eq=False, repr=False)

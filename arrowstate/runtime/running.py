@@ -32,6 +32,7 @@ from arrowstate.runtime.core.assembling import PROPERTY, Entries, stored_table
 from arrowstate.runtime.core.assignment import check_splits
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import Coordinator
+from arrowstate.runtime.core.explaining import job_failure
 from arrowstate.runtime.core.in_flight import InFlightStates
 from arrowstate.runtime.drivers.inline import Inline, InlineDriver
 from arrowstate.runtime.drivers.ready import ReadySlots
@@ -45,7 +46,6 @@ from arrowstate.runtime.tables import status_tables
 from arrowstate.schema.keys import described
 from arrowstate.schema.layout import key_schema_of
 from arrowstate.schema.operator_state import check_converted, operator_descriptor_of
-from arrowstate.shown import error_text
 from arrowstate.storage.base import Storage
 from arrowstate.store.follower import Follower
 from arrowstate.store.snapshot import Snapshot
@@ -418,10 +418,8 @@ class RunningJob:
         for told in self._after_commits:
             told.end(is_last_due=error is None)
         self._report()
-        if isinstance(error, JobFailedError):
-            raise error
         if error is not None:
-            raise JobFailedError(error_text(error)) from error
+            raise job_failure(error)
         if self._newest() is None:
             raise InvalidInputError(
                 "the job was closed before its first checkpoint, so there is no snapshot to return; stop() takes one"

@@ -616,6 +616,10 @@ def test_of_two_runs_on_one_store_the_first_is_fenced(tmp_path):
     first.close()
 
     assert isinstance(caught.value.__cause__, FencedError)
+    assert str(caught.value).endswith(
+        "start it again only when the newer writer has ended, it goes on with the newest checkpoint"
+    )
+    assert "mend that" not in str(caught.value)
     assert len(emitted(snapshot)) == 100
 
 

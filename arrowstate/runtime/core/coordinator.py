@@ -34,6 +34,7 @@ from arrowstate.runtime.core.checkpoints import (
     JobCheckpoints,
     TellSlots,
 )
+from arrowstate.runtime.core.explaining import job_failure
 from arrowstate.runtime.core.messages import (
     Acknowledged,
     AssignSplits,
@@ -465,8 +466,7 @@ class Coordinator:
         self.state, self.error = state, error
         reason: Exception = InvalidInputError("it is rescaled" if state == "rescaling" else f"the job has {state}")
         if error is not None:
-            reason = error if isinstance(error, JobFailedError) else JobFailedError(error_text(error))
-            reason.__cause__ = None if reason is error else error
+            reason = job_failure(error)
         self._do(self._checkpoints.refuse_requests(reason))
         self._outside.submit(self._entries.close, lambda *_: None)
 

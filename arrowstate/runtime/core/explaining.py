@@ -8,8 +8,9 @@ from inspect import getclosurevars
 from types import FunctionType
 from typing import Any
 
-from arrowstate.errors import SourceError
+from arrowstate.errors import FencedError, JobFailedError, SourceError
 from arrowstate.functions import failing
+from arrowstate.shown import error_text
 
 _DEEPEST = 6
 """So many attributes of attributes are looked at."""
@@ -27,6 +28,19 @@ def explained(uid: str, doing: str, *, key: list[str] | None = None, rows: Any =
     if of_source is not None:
         of_source.source = of_source.source or uid
         raise of_source
+
+
+def job_failure(error: BaseException) -> JobFailedError:
+    """Return the error of a job that ends with an error; one that was fenced has nothing to mend."""
+    if isinstance(error, JobFailedError):
+        return error
+    if isinstance(error, FencedError):
+        advice = "start it again only when the newer writer has ended, it goes on with the newest checkpoint"
+        failed = JobFailedError(error_text(error), advice)
+    else:
+        failed = JobFailedError(error_text(error))
+    failed.__cause__ = error
+    return failed
 
 
 def unpicklable(named: Iterable[tuple[str, Any]], dumps: Callable[[Any], bytes]) -> str:
