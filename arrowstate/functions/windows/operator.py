@@ -126,8 +126,9 @@ class WindowOperator:
             )
         elif isinstance(windows, CountWindows):
             self._seen = backend.state(ReducingStateDescriptor(f"{name}_seen", pa.int64(), reduce="count"))
-        elif not self._trigger.purging and (self._lateness or f"{name}_fired" in backend.state_names):
-            # Without lateness it may still be that windows were restored which stayed for late elements.
+        is_marked = self._lateness and self._counts is None and not self._trigger.purging
+        # With less lateness or another trigger, windows may still have been restored that fired and stayed.
+        if is_marked or (self._clock == "event_time" and f"{name}_fired" in backend.state_names):
             self._fired = backend.state(TimerStateDescriptor(f"{name}_fired", "event_time", namespace=WINDOW))
         self._progress = Progress()
         backend.transactions.join(self._progress)
@@ -434,7 +435,7 @@ class WindowOperator:
 
     def _change_fired(self, windows: Windows, *, registered: bool) -> None:
         """Note that windows have fired, or that they will once more."""
-        if self._fired is not None and len(windows):
+        if self._fired is not None and len(windows) and not (registered and self._counts is not None):
             verb = self._fired.register_batch if registered else self._fired.delete_batch
             verb(self._key_rows(windows.keys), windows.ends - 1, namespace=windows.namespace)
 
@@ -472,6 +473,8 @@ class WindowOperator:
             if self._fired is None:
                 self._to_fire.remove(found)
             else:
+                if self._trigger.purging:
+                    self._contents.clear_batch(self._key_rows(windows.keys), namespace=windows.namespace)
                 self._change_fired(windows.only(np.flatnonzero(windows.ends > removed)), registered=True)
         self._progress.fired_end = passed
         return fired

@@ -415,6 +415,41 @@ def test_a_row_at_the_highest_time_is_late_where_its_window_is_gone():
     assert operator.late_rows == 2
 
 
+@pytest.mark.parametrize("descriptor", [SUM, LIST], ids=lambda each: each.kind)
+def test_windows_that_fired_and_stayed_do_not_fire_again_under_a_trigger_that_purges(make_job, descriptor):
+    job = make_job(TumblingEventTimeWindows(10), descriptor, allowed_lateness_ms=10)
+    job.process(("a", 1, 3), ("b", 2, 5), ("a", 11, 7))
+    job.advance(9)
+
+    job.make = lambda backend: WindowOperator(
+        backend, TumblingEventTimeWindows(10), descriptor, trigger=Trigger(purging=True), allowed_lateness_ms=10
+    )
+    job.restart()
+
+    total = sum if descriptor is SUM else list
+    assert job.advance(12) == []
+    assert job.process(("a", 1, 4))[0] == [("a", 0, 10, total([3, 4]))]
+    assert job.process(("a", 1, 8))[0] == [("a", 0, 10, total([8]))]
+    assert job.advance(19) == [("a", 10, 20, total([7]))]
+    assert job.process(("a", 11, 9))[0] == [("a", 10, 20, total([9]))]
+    job.advance(29)
+    assert job.state_rows == {}
+
+
+def test_nothing_stays_of_windows_that_fired_before_a_trigger_counts(make_job):
+    job = make_job(TumblingEventTimeWindows(10), allowed_lateness_ms=10)
+    job.process(("a", 1, 3))
+    job.advance(9)
+
+    job.make = lambda backend: WindowOperator(
+        backend, TumblingEventTimeWindows(10), SUM, trigger=Trigger(count=2), allowed_lateness_ms=10
+    )
+    job.restart()
+    job.advance(19)
+
+    assert job.state_rows == {}
+
+
 def test_timestamps_are_rounded_down_to_milliseconds():
     operator = WindowOperator(backend(), TumblingEventTimeWindows(10), SUM)
     zero = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
