@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, NullKeyError, ProcessElementError, ValueTypeError
 from arrowstate.functions.process_function import Collector, KeyedProcessFunction, ProcessContext
-from arrowstate.functions.runner import Runner, batches_of, key_columns_of
+from arrowstate.functions.runner import Runner, batches_of, check_once, key_columns_of
 from arrowstate.functions.side_outputs import ElementSides, element_array
 from arrowstate.schema.plain import keeping, plain_values
 from arrowstate.schema.times import timestamp_array
@@ -263,6 +263,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
             raise InvalidInputError(
                 f"a batch must have the timestamp column {name}; it has {', '.join(batch.schema.names)}"
             )
+        check_once(batch.schema, name)
         column = batch.column(name)
         if column.null_count:
             raise NullKeyError(name, first_null(column))
@@ -277,4 +278,7 @@ def _one_batch(batch: Any) -> pa.RecordBatch:
     batches = batches_of(batch)
     if len(batches) > 1:
         raise InvalidInputError("a column holds more text than a record batch can; give the rows in several batches")
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=batch.schema)
+    if batches:
+        return batches[0]
+    # Arrow makes no dictionaries of some types from a list of no rows.
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in batch.schema], schema=batch.schema)

@@ -149,7 +149,16 @@ def key_columns_of(key: pa.Schema, batch: pa.RecordBatch) -> Any:
         raise InvalidInputError(
             f"a batch must have the key columns {', '.join(names)}; it has {', '.join(batch.schema.names)}"
         )
+    for name in names:
+        check_once(batch.schema, name)
     return batch.column(names[0]) if len(names) == 1 else batch.select(names)
+
+
+def check_once(schema: pa.Schema, name: str) -> None:
+    """Refuse columns of which several have a name that one is asked for by."""
+    count = schema.names.count(name)
+    if count > 1:
+        raise InvalidInputError(f"a batch must have one column {name}, and this one has {count}; rename all but one")
 
 
 def batches_of(rows: Any) -> list[pa.RecordBatch]:

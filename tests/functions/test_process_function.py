@@ -775,6 +775,23 @@ def test_a_state_is_refused_outside_of_process_element_and_timers_at_once():
             getattr(states[name], verb)()
 
 
+@pytest.mark.parametrize("name", ["user", "at"])
+def test_a_column_that_comes_twice_is_refused_by_name_where_one_is_needed(name):
+    rows = pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array([1]), pa.array([2])], names=["user", "at", name])
+    process = arrowstate.KeyedProcessRunner(backend_of(USER), arrowstate.KeyedProcessFunction(), timestamp="at")
+
+    with pytest.raises(arrowstate.InvalidInputError, match=f"must have one column {name}, and this one has 2"):
+        process.process(rows)
+
+
+def test_a_table_without_rows_may_have_any_columns():
+    coded = pa.dictionary(pa.int32(), pa.timestamp("us", "UTC"))
+    rows = pa.schema([("user", pa.string()), ("at", coded)]).empty_table()
+    process = arrowstate.KeyedProcessRunner(backend_of(USER), arrowstate.KeyedProcessFunction())
+
+    assert process.process(rows).to_pylist() == []
+
+
 def test_bad_batches_are_refused_by_what_they_lack():
     process = arrowstate.KeyedProcessRunner(backend_of(USER), function([], lambda *_: None), timestamp="at")
 

@@ -109,6 +109,14 @@ def test_windows_hand_late_rows_over_and_count_them():
     assert function.late_rows == 2
 
 
+def test_a_value_that_comes_in_two_columns_is_refused_by_name():
+    process = runner(WindowFunction(TumblingEventTimeWindows(10), SUM, timestamp="at"))
+    rows = pa.RecordBatch.from_arrays([pa.array([1])] * 4, names=["k", "at", "v", "v"])
+
+    with pytest.raises(InvalidInputError, match="must have one column v, and this one has 2"):
+        process.process(rows)
+
+
 def test_late_rows_may_have_views_of_text():
     tag = OutputTag("late", pa.schema([("v", pa.int64()), ("name", pa.string())]))
     process = runner(WindowFunction(TumblingEventTimeWindows(10), SUM, timestamp="at", late=tag))

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.functions.batch_function import BatchContext, BatchFunction
+from arrowstate.functions.runner import check_once
 from arrowstate.functions.side_outputs import OutputTag
 from arrowstate.functions.windows.assigners import WindowAssigner, clock_of
 from arrowstate.functions.windows.operator import WindowOperator
@@ -128,4 +129,5 @@ class WindowFunction(BatchFunction):
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
     if name not in batch.schema.names:
         raise InvalidInputError(f"a batch must have the column {name}; it has {', '.join(batch.schema.names)}")
+    check_once(batch.schema, name)
     return batch.column(name)
