@@ -365,6 +365,8 @@ class SinkWriter(ABC):
     def prepare(self, checkpoint_id: int) -> pa.RecordBatch:
         """Make the rows since the last call durable, so that their commit cannot fail, and return their names.
 
+        An exception fails the job, which starts again from its newest checkpoint: the rows come again.
+
         Returns
         -------
         pa.RecordBatch

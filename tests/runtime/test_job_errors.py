@@ -347,6 +347,7 @@ def test_a_row_of_a_file_that_does_not_fit_is_told_with_its_number(tmp_path):
         (Refuses(), r"the commit of rows of checkpoint \d+"),
         (RefusesAtOnce(), "rows for the sink"),
         (RefusesToPrepare("write"), "rows for the sink"),
+        (RefusesToPrepare("prepare"), r"prepare of checkpoint \d+"),
         (RefusesToPrepare("commit"), r"the commit of rows of checkpoint \d+"),
     ],
     ids=lambda value: str(getattr(value, "at", type(value).__name__)),
@@ -360,6 +361,53 @@ def test_a_sink_that_refuses_is_told_by_its_uid(sink, place):
     assert isinstance(error, UserFunctionError)
     assert error.uid == "shop"
     assert re.search(f"operator 'shop' failed at {place}: ConnectionError: the shop is closed", str(error))
+
+
+class LosesOnce(PreparingSink):
+    """Shows rows, and lets go of those for which the first `prepare` failed."""
+
+    committable_schema = pa.schema({"amount": pa.int64()})
+
+    def __init__(self):
+        self.is_failing = True
+        self.shown = []
+
+    def writer(self, store_id, uid, subtask, attempt):
+        return _LosesOnce(self)
+
+    def commit(self, committables):
+        self.shown += committables["amount"].to_pylist()
+
+
+class _LosesOnce(SinkWriter):
+    def __init__(self, sink):
+        self.sink, self.rows = sink, []
+
+    def write(self, rows):
+        self.rows += rows["amount"].to_pylist()
+
+    def prepare(self, checkpoint_id):
+        rows, self.rows = self.rows, []
+        if rows and self.sink.is_failing:
+            self.sink.is_failing = False
+            raise OSError("no room")
+        return pa.record_batch([rows], schema=self.sink.committable_schema)
+
+    def abort(self):
+        self.rows = []
+
+
+def test_rows_of_a_prepare_that_failed_come_again_though_failed_checkpoints_are_tolerated():
+    sink = LosesOnce()
+    options = arrowstate.CheckpointOptions(interval_ms=1, tolerated_failures=5)
+    job = Job("memory://prepare-once", options=options, restart=Restart.fixed(delay_ms=1))
+    rows = pa.table({"amount": pa.array(range(1000), pa.int64())})
+    job.source(TableSource(rows), uid="given").sink(sink, uid="shop")
+
+    job.run(mode="inline")
+
+    assert not sink.is_failing
+    assert sorted(sink.shown) == list(range(1000))
 
 
 def test_a_job_that_was_closed_before_its_first_checkpoint_has_no_snapshot_to_wait_for():

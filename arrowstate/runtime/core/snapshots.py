@@ -247,6 +247,9 @@ class SlotSnapshots:
         try:
             work = self._frozen(task, checkpoint_id, alignment_us, is_full)
         except UserFunctionError as error:
+            if error.uid in task.chain.sinks:
+                # Of `prepare`: nobody knows whether the sink still has the rows since the checkpoint before.
+                raise
             # Of its `snapshot_state`: the state is as it was, and the job may go on.
             self._outside.tell(Declined(self._attempt, checkpoint_id, task.uid, self._subtask, str(error)))
             return
