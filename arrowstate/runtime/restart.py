@@ -9,14 +9,17 @@ from typing import Literal
 import pyarrow as pa
 
 from arrowstate.errors import (
+    CollectedError,
     CorruptDataError,
     FencedError,
     FormatVersionError,
     IncompatibleStateError,
     InvalidInputError,
+    JobFailedError,
     MissingDependencyError,
     MissingFileError,
     SourceError,
+    StorageError,
 )
 from arrowstate_formats.integers import check_integer
 
@@ -40,9 +43,15 @@ def is_unrecoverable(error: BaseException) -> bool:
     So do errors of this library that name something to mend. What a function of the user's raised is another error, a
     `UserFunctionError`, whatever it was; and a source whose function raised may be able to read later.
     """
+    cause = error.__cause__
     if isinstance(error, SourceError):
-        return error.__cause__ is None or isinstance(error.__cause__, _OF_THE_INPUT)
-    return isinstance(error, _UNRECOVERABLE)
+        return cause is None or isinstance(cause, _OF_THE_INPUT)
+    if isinstance(error, JobFailedError):
+        # Too many checkpoints failed.
+        return cause is not None and is_unrecoverable(cause)
+    # A commit lacks a file, and no collection took it: the next attempt would lack it too.
+    is_lost = isinstance(error, StorageError) and isinstance(cause, CollectedError)
+    return is_lost or isinstance(error, _UNRECOVERABLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,17 +169,21 @@ def copied(store):
     return job
 
 
-def test_a_lost_file_of_an_output_table_is_told_as_damage_until_it_is_back(tmp_path):
+def test_a_lost_file_of_an_output_table_is_told_as_damage_and_ends_the_job_until_it_is_back(tmp_path):
     with copied(tmp_path / "store").start(mode="inline") as running:
         running.go_on(8)
         running.stop()
     (lost,) = (tmp_path / "store" / "data" / "copy").rglob("*.arrow")
 
+    running = copied(tmp_path / "store").start(mode="inline")
+    lost.rename(tmp_path / "lost")
+    with pytest.raises(CheckpointAbortedError, match=f"{lost.name}: the file is missing.*the store is damaged"):
+        running.checkpoint()
+    with pytest.raises(JobFailedError, match=f"{lost.name}: the file is missing.*the store is damaged"):
+        running.wait()
+
+    (tmp_path / "lost").rename(lost)
     with copied(tmp_path / "store").start(mode="inline") as running:
-        lost.rename(tmp_path / "lost")
-        with pytest.raises(CheckpointAbortedError, match=f"{lost.name}: the file is missing.*the store is damaged"):
-            running.checkpoint()
-        (tmp_path / "lost").rename(lost)
         last = running.wait()
 
     assert last.sql("select sum(amount) from copy.rows").fetchall() == [(sum(range(20_000)),)]

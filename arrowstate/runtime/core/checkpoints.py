@@ -257,6 +257,7 @@ class JobCheckpoints:
         self, now_ms: int, actions: Sequence[Action], *, is_full: bool = False, is_aligned: bool = False
     ) -> list[JobAction]:
         made: list[JobAction] = []
+        first: BaseException | None = None
         for action in actions:
             match action:
                 case Start(id, _):
@@ -273,13 +274,16 @@ class JobCheckpoints:
                 case Abort(id, reason):
                     self._based_on.pop(id, None)
                     cause = self._causes.pop(id, None)
+                    first = first or cause
                     self._given_up, self._told_ms = AbortCheckpoint(self._attempt, id, gone_files(cause)), now_ms
                     made.append(TellSlots(self._given_up))
                     made += self._answers(id, CheckpointAbortedError(id, self._status(id), reason))
                 case Discard(_, _, handle):
                     made.append(DeleteFiles(handle.paths))
                 case Stop(reason):
-                    made.append(EndAttempt(JobFailedError(reason)))
+                    failure = JobFailedError(reason)
+                    failure.__cause__ = first
+                    made.append(EndAttempt(failure))
                 case Refuse():
                     pass
         return made
