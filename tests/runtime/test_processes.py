@@ -51,6 +51,29 @@ def job_of(folder: Path, function: arrowstate.BatchFunction, **options) -> Job:
     return job
 
 
+class PoolAsked(arrowstate.BatchFunction):
+    """Writes down which allocator Arrow has in its process."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def process_batch(self, batch, context):
+        self.file.write_text(pa.default_memory_pool().backend_name)
+
+
+@pytest.mark.parametrize(("asked", "used"), [(None, "system"), ("mimalloc", "mimalloc")])
+def test_a_slot_has_the_allocator_of_the_system_unless_the_environment_names_another(
+    asked, used, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", asked)
+
+    job_of(tmp_path, PoolAsked(tmp_path / "pool")).run()
+
+    assert (tmp_path / "pool").read_text() == used
+
+
 def test_a_slot_that_hangs_is_killed_and_the_job_says_in_which_step(tmp_path):
     job = job_of(tmp_path, StuckOnce(tmp_path / "flag"), task_timeout_ms=1_000)
 

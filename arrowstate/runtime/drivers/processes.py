@@ -207,6 +207,8 @@ class ProcessSlots:
         ]
         environment = {**os.environ, "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(self._plan["path"])  # type: ignore[arg-type]
+        # Arrow's own allocator gives freed memory back within milliseconds, and each snapshot has to get it anew.
+        environment.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
         popen = subprocess.Popen(
             command,
             pass_fds=files,
