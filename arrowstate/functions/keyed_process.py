@@ -208,7 +208,8 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
             except Exception as error:
                 detail = f"timer of {context.current_key!r} at {fired[-1]}: {_described(error)}"
                 raise ProcessElementError(context.row, detail) from error
-            return out.values, counts, pa.array(fired, pa.int64())
+            # By processing time no event time is known but the watermark.
+            return out.values, counts, pa.array(fired, pa.int64()) if clock == "event_time" else None
 
         return self._applied(keys, run)
 

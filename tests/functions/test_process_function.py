@@ -749,6 +749,44 @@ def test_rows_expire_by_the_event_time_of_the_element_that_wrote_them():
     assert backend.state(last).get_batch(["a", "b"]).to_pylist() == [60, None]
 
 
+@pytest.mark.parametrize("number", range(5), ids=["value", "reducing", "aggregating", "list", "map"])
+def test_what_a_timer_by_processing_time_writes_has_the_watermark_for_its_event_time(number):
+    spaces = pa.schema([("window", pa.int64())])
+    timed = dataclasses.replace(spaced(spaces)[number], ttl=arrowstate.TimeToLive(10, clock="event_time"))
+
+    class Writes(arrowstate.KeyedProcessFunction):
+        def open(self, context):
+            self.state = context.state(timed)
+
+        def process_element(self, value, context, out):
+            context.timers.register_processing_time_timer(1_700_000_000_000)
+
+        def on_timer(self, timestamp, context, out):
+            assert context.timestamp == 1_700_000_000_000
+            self.state.current_namespace = 1
+            if number == 0:
+                self.state.update(1)
+            elif number == 4:
+                self.state.put("x", 1)
+            else:
+                self.state.add("/" if number == 3 else 1)
+
+    backend = backend_of(USER)
+    process = arrowstate.KeyedProcessRunner(backend, Writes(), timestamp="at")
+    process.process(batch(["a"], at=pa.array([100])))
+    process.advance_watermark(100)
+
+    process.advance_processing_time(1_700_000_000_000)
+
+    lives = []
+    for watermark in (109, 110):
+        process.advance_watermark(watermark)
+        backend.current_key, state = "a", backend.state(timed)
+        state.current_namespace = 1
+        lives.append(bool(state.value() if number == 0 else list(state.items()) if number == 4 else state.get()))
+    assert lives == [True, False]
+
+
 def test_a_state_is_refused_outside_of_process_element_and_timers_at_once():
     states = {}
 
