@@ -6,6 +6,7 @@ import decimal
 import math
 import random
 import uuid
+from collections import Counter
 
 import pyarrow as pa
 import pytest
@@ -984,6 +985,107 @@ def test_a_timestamp_beyond_64_bits_is_the_furthest_there_is(given, fires):
     process.process(batch(["a"]))
 
     assert len(process.advance_watermark(1 << 62)) == fires
+
+
+class Planned(arrowstate.KeyedProcessFunction):
+    """Registers and deletes timers by a plan that a name, a time and the calls so far tell."""
+
+    def open(self, context):
+        self.calls = context.state(COUNT)
+
+    def process_element(self, value, context, out):
+        self.follow(value.user, value.at, context, out)
+
+    def on_timer(self, timestamp, context, out):
+        self.follow(context.current_key, timestamp, context, out)
+
+    def follow(self, user, time, context, out):
+        calls = self.calls.value() + 1
+        self.calls.update(calls)
+        out.collect(f"{user} {time} {calls}")
+        for verb, clock, timestamp in plan(user, time, calls):
+            getattr(context.timers, f"{verb}_{clock}_timer")(timestamp)
+
+
+def plan(user, time, calls):
+    chance = random.Random(f"{user} {time} {calls}")
+    near = time if abs(time) < 1 << 60 else 0
+    times = [near + chance.choice([0, -3, 2, 5, 9, -(1 << 64), 1 << 64]) for _ in range(chance.randrange(3))]
+    # The same timer is often registered, deleted and registered again; after many calls no more are registered.
+    verbs = ["register", "register", "delete"] if calls < 30 else ["delete"]
+    return [
+        (verb, chance.choice(["event_time", "event_time", "processing_time"]), each)
+        for each in times
+        for verb in chance.choices(verbs, k=2)
+    ]
+
+
+class PlannedModel:
+    """What `Planned` does, with a set of timers for each clock that is looked at for the earliest one."""
+
+    def __init__(self):
+        self.timers = {"event_time": set(), "processing_time": set()}
+        self.calls = Counter()
+
+    def follow(self, user, time):
+        self.calls[user] += 1
+        for verb, clock, timestamp in plan(user, time, self.calls[user]):
+            one = (min(max(timestamp, -(1 << 63)), (1 << 63) - 1), user)
+            self.timers[clock].add(one) if verb == "register" else self.timers[clock].discard(one)
+        return f"{user} {time} {self.calls[user]}"
+
+    def fire(self, clock, until):
+        out = []
+        while due := [timer for timer in self.timers[clock] if timer[0] <= until]:
+            self.timers[clock].remove(min(due))
+            out.append(self.follow(*reversed(min(due))))
+        return out
+
+
+def by_user(texts):
+    return {user: [text for text in texts if text[0] == user] for user in "abcde"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_timers_are_those_of_a_set_that_is_looked_at_one_by_one(seed):
+    chance = random.Random(seed)
+    store = arrowstate.open_store(f"memory://{uuid.uuid4().hex}", create=True)
+    model, watermark, now = PlannedModel(), 0, 0
+    backends = [backend_of(USER, memory_budget_bytes=seed % 2 or None)]
+    jobs = [arrowstate.KeyedProcessRunner(backends[0], Planned(), output=pa.string())]
+
+    for _ in range(25):
+        step, found, expected = chance.choice(["rows", "rows", "watermark", "clock", "restart"]), [], []
+        if step == "rows":
+            rows = [(chance.choice("abcde"), watermark + chance.randint(-5, 9)) for _ in range(chance.randrange(8))]
+            expected = [model.follow(*row) for row in rows]
+            for backend, job in zip(backends, jobs, strict=True):
+                groups = arrowstate.key_groups(
+                    pa.array([user for user, _ in rows], pa.string()), backend.max_parallelism
+                )
+                own = [row for row, group in zip(rows, groups.to_pylist(), strict=True) if group in backend.key_groups]
+                times = pa.array([at for _, at in own], pa.int64())
+                found += job.process(batch([user for user, _ in own], at=times)).to_pylist()
+        elif step == "watermark":
+            watermark += chance.choice([0, 1, 4])
+            expected = model.fire("event_time", watermark)
+            found = [text for job in jobs for text in job.advance_watermark(watermark).to_pylist()]
+        elif step == "clock":
+            now += chance.choice([-2, 0, 1, 4])
+            expected = model.fire("processing_time", now)
+            found = [text for job in jobs for text in job.advance_processing_time(now).to_pylist()]
+        else:
+            checkpoint = commit(store, {"op": backends})
+            parallelism, most = chance.choice([(1, 1), (2, 5), (3, 128)])
+            backends = [
+                checkpoint.restore("op", parallelism=parallelism, subtask=subtask, max_parallelism=most)
+                for subtask in range(parallelism)
+            ]
+            jobs = [arrowstate.KeyedProcessRunner(backend, Planned(), output=pa.string()) for backend in backends]
+
+        assert by_user(found) == by_user(expected)
+        for clock, timers in model.timers.items():
+            assert sum(backend.timers().count(clock) for backend in backends) == len(timers)
 
 
 def test_timers_are_refused_where_there_is_no_key_or_no_on_timer():
