@@ -77,15 +77,31 @@ def test_a_message_has_key_headers_partition_and_timestamp_from_columns(kafka, t
     assert (found[1].key, found[1].value, found[1].headers) == (b"ann", b'{"n":1}', (("a", b"1"),))
     assert (found[0].key, found[0].value, found[0].headers) == (None, b'{"n":2}', ())
     made.close()
+    assert times(kafka, topic, 1) == [1_700_000_000_000]
+
+
+def test_messages_without_headers_have_timestamps_too(kafka, topic):
+    given = [1_700_000_000_000, 1_600_000_000_000]
+    rows = pa.table({"n": [1, 2], "part": [1, 1], "at": pa.array(given, pa.timestamp("ms"))})
+    made = sink(kafka, topic, partition="part", timestamp="at", token_topic="t-times")
+    made.open("a-store", "a-sink")
+
+    made.commit(rows, token(1))
+
+    made.close()
+    assert times(kafka, topic, 1) == given
+
+
+def times(servers, topic, partition) -> list:
     source = KafkaSource(
-        kafka, topic, JsonFormat(pa.schema({"n": pa.int64()})), metadata=["timestamp"], is_bounded=True
+        servers, topic, JsonFormat(pa.schema({"n": pa.int64()})), metadata=["timestamp"], is_bounded=True
     )
     reader = source.reader()
-    reader.add([split for split in source.discover(()) if split.id.endswith("-1")])
+    reader.add([split for split in source.discover(()) if split.id == f"{topic}-{partition}"])
     while (item := reader.read(10)) is None:
         pass
-    assert item.rows["timestamp"].cast(pa.int64()).to_pylist() == [1_700_000_000_000]
     reader.close()
+    return item.rows["timestamp"].cast(pa.int64()).to_pylist()
 
 
 def test_rows_of_a_key_are_in_one_partition_in_their_order(kafka, topic):
