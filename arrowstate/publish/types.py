@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from msgspec import Struct
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.fields import Field, fields_of, inner_fields
+from arrowstate.schema.times import rounded_down
 from arrowstate_formats.schema_documents import FieldDocument, NestedFieldDocument
 from arrowstate_formats.state_columns import FIELD_ID_KEY, HIDDEN_FIELD_IDS, with_inner_fields
 from arrowstate_formats.stored_types import converted
@@ -396,9 +396,7 @@ def plain_array(array: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     own = array.type
     if pa.types.is_timestamp(own) and own.unit == "ns":
-        # Downwards, before 1970 too.
-        array = pc.floor_temporal(array.cast(pa.timestamp("ns")), unit="microsecond")
-        return array.cast(pa.timestamp("us")).cast(pa.int64()).view(kind)
+        return rounded_down(array, "us").view(pa.int64()).view(kind)
     if kind == pa.int64() and (pa.types.is_duration(own) or pa.types.is_time(own)):
         return array.view(pa.int32()).cast(kind) if pa.types.is_time32(own) else array.view(kind)
     return array.cast(kind)

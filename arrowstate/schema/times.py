@@ -45,6 +45,26 @@ def whole_milliseconds(column: pa.Array) -> pa.Array:
     return pa.array(times, mask=numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None)
 
 
+_COUNTS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+"""By unit how many there are in a second."""
+
+
+def rounded_down(column: pa.Array, unit: str) -> pa.Array:
+    """Return timestamps or times of day in a coarser unit, timestamps as `date32` for `day`; nulls and zones stay."""
+    # Arrow's floor_temporal leaves the range of 64 bits near its lowest time, such as pandas.Timestamp.min.
+    of_second = _COUNTS[column.type.unit]
+    width = of_second * 86_400 if unit == "day" else of_second // _COUNTS[unit]
+    numbers = column.view(pa.int32()).cast(pa.int64()) if pa.types.is_time32(column.type) else column.view(pa.int64())
+    values = numbers.fill_null(0).to_numpy(zero_copy_only=False) // width
+    nulls = numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None
+    counts = pa.array(values, mask=nulls)
+    if unit == "day":
+        return counts.cast(pa.int32()).view(pa.date32())
+    if pa.types.is_timestamp(column.type):
+        return counts.view(pa.timestamp(unit, column.type.tz))
+    return counts.view(pa.time64(unit)) if unit in ("us", "ns") else counts.cast(pa.int32()).view(pa.time32(unit))
+
+
 def timestamp_array(name: str, timestamps: Any, *, round_down: bool = False, saturate: bool = True) -> pa.Array:
     """Return timestamps as int64 milliseconds; what does not fit becomes the lowest or highest that does.
 

@@ -17,7 +17,7 @@ from arrowstate.errors import CommitUnknownError, InvalidInputError, NotFoundErr
 from arrowstate.publish.held import OWN_TAGS, Holding
 from arrowstate.publish.publication import Publish, Publisher
 from arrowstate.publish.table import Files
-from arrowstate.publish.types import TableForm
+from arrowstate.publish.types import TableForm, plain_array
 from arrowstate.storage.registry import open_storage
 from arrowstate.testing import Crashed, Fault, FaultyStorage
 from arrowstate.testing.faults import faults_of
@@ -506,3 +506,11 @@ def test_rows_keep_their_row_ids_while_their_file_lives(tmp_path):
         ranges = sorted((first, first + rows[path]) for path, first in ids.items())
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(ranges))
         assert max((end for _, end in ranges), default=0) <= metadata["next-row-id"]
+
+
+def test_the_lowest_time_of_nanoseconds_is_cut_as_others():
+    given = pa.array([-(2**63) + 1, -1, None], pa.int64())
+
+    shown = plain_array(given.cast(pa.timestamp("ns")), pa.timestamp("us"), "state")
+
+    assert shown.cast(pa.int64()).to_pylist() == [-(2**63) // 1000, -1, None]

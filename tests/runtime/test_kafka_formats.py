@@ -527,6 +527,24 @@ class TestAvro:
 
         assert pa.table(around(format, rows)).cast(format.schema).equals(rows)
 
+    @pytest.mark.parametrize(
+        ("unit", "avro", "type", "width"),
+        [
+            ("ns", "timestamp-micros", "long", 10**3),
+            ("ns", "timestamp-millis", "long", 10**6),
+            ("us", "timestamp-millis", "long", 10**3),
+            ("ns", "date", "int", 86_400 * 10**9),
+        ],
+    )
+    def test_the_lowest_times_are_rounded_down_as_others(self, unit, avro, type, width):
+        counts = [-(2**63) + 1, -1, None, width + 1]
+        rows = pa.table({"x": pa.array(counts, pa.int64()).cast(pa.timestamp(unit))})
+
+        back = around(AvroFormat(of_field(["null", {"type": type, "logicalType": avro}])), rows)
+
+        whole = back["x"].cast(pa.int32() if avro == "date" else pa.int64())
+        assert whole.to_pylist() == [None if count is None else count // width for count in counts]
+
     @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
     def test_a_time_without_a_zone_is_one_of_utc_wherever_the_job_runs(self, unit, in_new_york):
         at = pa.array([-5, 1_704_067_200], pa.timestamp("s")).cast(pa.timestamp(unit))

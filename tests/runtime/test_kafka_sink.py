@@ -92,6 +92,17 @@ def test_messages_without_headers_have_timestamps_too(kafka, topic):
     assert times(kafka, topic, 1) == given
 
 
+def test_the_lowest_timestamp_ends_no_job(kafka, topic):
+    lowest = pa.array([-(2**63) + 1], pa.int64()).cast(pa.timestamp("ns"))
+    made = sink(kafka, topic, timestamp="at", token_topic="t-lowest")
+    made.open("a-store", "a-sink")
+
+    made.commit(pa.table({"n": [1], "at": lowest}), token(1))
+
+    made.close()
+    assert values(kafka, topic) == [{"n": 1}]
+
+
 def times(servers, topic, partition) -> list:
     source = KafkaSource(
         servers, topic, JsonFormat(pa.schema({"n": pa.int64()})), metadata=["timestamp"], is_bounded=True

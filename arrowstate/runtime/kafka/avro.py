@@ -25,6 +25,7 @@ from arrowstate.runtime.kafka.formats import (
 )
 from arrowstate.runtime.kafka.registry import HEADER, NoReferenceError, SchemaRegistry
 from arrowstate.schema.conversion import with_children
+from arrowstate.schema.times import rounded_down
 from arrowstate.schema.types import is_list, safe_cast
 
 _PRIMITIVES = {
@@ -48,7 +49,7 @@ _LOGICAL = {
     "local-timestamp-micros": pa.timestamp("us"),
     "local-timestamp-nanos": pa.timestamp("ns"),
 }
-_UNITS = {"day": "day", "s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond"}
+_UNITS = ("day", "s", "ms", "us", "ns")
 """The units of times as Arrow's functions call them, the widest first."""
 
 
@@ -299,10 +300,9 @@ def _parts_of(type: pa.DataType, given: pa.DataType) -> list[pa.DataType]:
 
 def _floored(column: pa.Array, type: pa.DataType) -> pa.Array:
     """Return times in the unit of a type; finer digits are cut."""
-    units = list(_UNITS)
     unit = "day" if pa.types.is_date(type) else type.unit
-    if units.index(unit) < units.index(column.type.unit):
-        column = pc.floor_temporal(column, unit=_UNITS[unit])
+    if _UNITS.index(unit) < _UNITS.index(column.type.unit):
+        column = rounded_down(column, unit)
     return column.cast(type)
 
 

@@ -13,12 +13,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.runtime.connectors import Sink, Token
 from arrowstate.runtime.kafka.client import Client, error_of
 from arrowstate.runtime.kafka.formats import Encode, Format, JsonFormat
+from arrowstate.schema.times import whole_milliseconds
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Producer
@@ -71,7 +71,7 @@ class KafkaSink(Sink):
         An integer column with the number of the partition; by default the partitioner chooses.
     timestamp : str, optional
         A column with the timestamp of the message, a timestamp or milliseconds since 1970; by default when it is sent.
-        Finer digits than milliseconds are cut.
+        Finer digits than milliseconds are cut. The client takes 0, the first millisecond of 1970, for none.
     partitioner : str, default "murmur2_random"
         How a partition follows from the key, in the words of librdkafka; the default is that of Java's clients.
     guarantee : {"exactly-once", "at-least-once"}, default "exactly-once"
@@ -456,9 +456,8 @@ def _plain(name: str, column: pa.Array) -> list[Any]:
     """Return what the client takes for a column."""
     if name == "timestamp":
         if pa.types.is_timestamp(column.type):
-            # Of finer times a message has the milliseconds.
-            column = pc.floor_temporal(column.view(pa.timestamp(column.type.unit)), unit="millisecond")
-        if not pa.types.is_integer(column.type):
+            return whole_milliseconds(column).to_pylist()
+        if pa.types.is_date(column.type):
             column = column.cast(pa.timestamp("ms"))
         return column.cast(pa.int64()).to_pylist()
     if name == "headers":
