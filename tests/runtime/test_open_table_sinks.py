@@ -284,6 +284,19 @@ def test_a_number_does_not_become_infinite(place: Delta | Iceberg) -> None:
     assert place.rows()["ratio"].to_pylist() == [0.5, float("inf"), None]
 
 
+def test_a_null_in_a_list_whose_elements_are_required_is_told_and_leaves_nothing(place: Delta | Iceberg) -> None:
+    place.make(pa.schema({"totals": pa.list_(pa.field("element", pa.int64(), nullable=False))}))
+    sink = place.sink()
+    sink.open("a-store", "a-sink")
+
+    with pytest.raises(InvalidInputError, match="column 'totals' of the rows .* a null in 'element'"):
+        sink.commit(pa.table({"totals": [[1], [2, None]]}), token(1))
+
+    assert place.commits() == 0
+    sink.commit(pa.table({"totals": [[1], None, [2, 3]]}), token(1))
+    assert place.rows()["totals"].to_pylist() == [[1], None, [2, 3]]
+
+
 def test_a_table_that_is_not_there_or_gone_is_told(place: Delta | Iceberg) -> None:
     with pytest.raises(InvalidInputError, match="there is no .* table .*t'.*; make it first"):
         place.sink().open("a-store", "a-sink")

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.runtime.connectors import Sink, Token
-from arrowstate.schema.types import CONVERSION_ERRORS, safe_cast
+from arrowstate.schema.types import CONVERSION_ERRORS, check_values, safe_cast
 
 _ATTEMPTS = 5
 
@@ -103,7 +103,8 @@ class OpenTableSink(Sink):
                 raise InvalidInputError(f"column {field.name!r} has nulls, which {self._name} does not allow")
             type = _storage_type(field.type)
             try:
-                arrays.append(pa.chunked_array([safe_cast(chunk, type) for chunk in rows[field.name].chunks], type))
+                chunks = [check_values(safe_cast(chunk, type)) for chunk in rows[field.name].chunks]
+                arrays.append(pa.chunked_array(chunks, type))
             except CONVERSION_ERRORS as error:
                 raise InvalidInputError(
                     f"column {field.name!r} of the rows is {rows.schema.field(field.name).type}, and has values that "
