@@ -74,23 +74,23 @@ class Committed(Sink):
     """Keeps what it was given by its token."""
 
     kept: dict = {}  # noqa: RUF012 (shared by the copies of one process on purpose)
+    "By name and then by store, as thousands of jobs are run in one process."
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def commit(self, rows, token):
-        known = self.kept.setdefault(self.name, {})
-        of_store = {place: held for place, held in known.items() if place[0] == token.store_id}
-        place = token.store_id, token.checkpoint_id, token.subtask
+        known = self.kept.setdefault(self.name, {}).setdefault(token.store_id, {})
+        place = token.checkpoint_id, token.subtask
         if place in known:
             assert known[place] == rows.to_pylist(), "equal tokens are equal rows"
             return
-        assert all(token.checkpoint_id >= other[1] for other in of_store), "in the order of checkpoints"
+        assert all(token.checkpoint_id >= id for id, _ in known), "in the order of checkpoints"
         known[place] = rows.to_pylist()
 
     def rows_of(self, store_id):
         """All rows that were committed for a store."""
-        return [row for place, held in self.kept.get(self.name, {}).items() if place[0] == store_id for row in held]
+        return [row for held in self.kept.get(self.name, {}).get(store_id, {}).values() for row in held]
 
 
 class Prepared(PreparingSink):
@@ -105,11 +105,11 @@ class Prepared(PreparingSink):
 
     def commit(self, committables):
         for name in committables.column(0).to_pylist():
-            self.visible[name] = self.written[name]
+            self.visible.setdefault(name.split("/")[0], {})[name] = self.written[name]
 
     def rows_of(self, store_id):
         """All rows that are visible for a store."""
-        return [row for name, held in self.visible.items() if name.startswith(store_id) for row in held]
+        return [row for held in self.visible.get(store_id, {}).values() for row in held]
 
 
 class _PreparedWriter(SinkWriter):
