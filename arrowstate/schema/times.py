@@ -34,15 +34,12 @@ def whole_milliseconds(column: pa.Array) -> pa.Array:
     unit, numbers = column.type.unit, column.view(pa.int64())
     if unit == "ms":
         return numbers
-    values = numbers.fill_null(0).to_numpy()
-    if unit == "s":
-        most = _HIGHEST // 1000
-        times = np.clip(values, -most, most) * 1000
-        times[values > most], times[values < -most] = _HIGHEST, _LOWEST
-    else:
-        # Arrow's floor_temporal leaves the range of 64 bits near its lowest time, such as pandas.Timestamp.min.
-        times = values // {"us": 1000, "ns": 1_000_000}[unit]
-    return pa.array(times, mask=numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None)
+    if unit != "s":
+        return rounded_down(column, "ms").view(pa.int64())
+    values, most = numbers.fill_null(0).to_numpy(), _HIGHEST // 1000
+    times = np.clip(values, -most, most) * 1000
+    times[values > most], times[values < -most] = _HIGHEST, _LOWEST
+    return _with_nulls_of(numbers, times)
 
 
 _COUNTS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -50,19 +47,24 @@ _COUNTS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def rounded_down(column: pa.Array, unit: str) -> pa.Array:
-    """Return timestamps or times of day in a coarser unit, timestamps as `date32` for `day`; nulls and zones stay."""
+    """Return timestamps or times of day in a coarser unit: `s`, `ms`, `us`, or `day` for `date32` of timestamps in UTC.
+
+    Nulls and time zones stay.
+    """
     # Arrow's floor_temporal leaves the range of 64 bits near its lowest time, such as pandas.Timestamp.min.
     of_second = _COUNTS[column.type.unit]
     width = of_second * 86_400 if unit == "day" else of_second // _COUNTS[unit]
     numbers = column.view(pa.int32()).cast(pa.int64()) if pa.types.is_time32(column.type) else column.view(pa.int64())
-    values = numbers.fill_null(0).to_numpy(zero_copy_only=False) // width
-    nulls = numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None
-    counts = pa.array(values, mask=nulls)
+    counts = _with_nulls_of(numbers, numbers.fill_null(0).to_numpy() // width)
     if unit == "day":
         return counts.cast(pa.int32()).view(pa.date32())
     if pa.types.is_timestamp(column.type):
         return counts.view(pa.timestamp(unit, column.type.tz))
     return counts.view(pa.time64(unit)) if unit in ("us", "ns") else counts.cast(pa.int32()).view(pa.time32(unit))
+
+
+def _with_nulls_of(column: pa.Array, values: np.ndarray[Any, Any]) -> pa.Array:
+    return pa.array(values, mask=column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None)
 
 
 def timestamp_array(name: str, timestamps: Any, *, round_down: bool = False, saturate: bool = True) -> pa.Array:

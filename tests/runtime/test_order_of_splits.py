@@ -237,12 +237,17 @@ def test_a_source_that_was_read_to_its_end_is_refused_with_other_splits_or_rows(
     assert opened.latest().checkpoint_id == last.checkpoint_id
 
 
-def test_a_table_that_grows_while_it_is_read_is_read_on():
-    store = "memory://order-grows"
+def rows_of_a_stopped_job(store):
+    """Stop a job in the middle of its source, and return how many rows it has read."""
     with summed(store, GeneratorSource(numbered, SCHEMA, rows=10**9)).start(mode="inline") as running:
         running.go_on(10)
         stopped = running.stop()
-    read = stopped.sql("select position from rows.splits").fetchall()[0][0]
+    return stopped.sql("select position from rows.splits").fetchall()[0][0]
+
+
+def test_a_table_that_grows_while_it_is_read_is_read_on():
+    store = "memory://order-grows"
+    read = rows_of_a_stopped_job(store)
 
     last = summed(store, GeneratorSource(numbered, SCHEMA, rows=read + 5)).run(mode="inline")
 
@@ -252,10 +257,7 @@ def test_a_table_that_grows_while_it_is_read_is_read_on():
 
 def test_a_table_that_lost_rows_while_it_was_read_is_refused_before_a_row_is_read():
     store = "memory://order-shrinks"
-    with summed(store, GeneratorSource(numbered, SCHEMA, rows=10**9)).start(mode="inline") as running:
-        running.go_on(10)
-        stopped = running.stop()
-    read = stopped.sql("select position from rows.splits").fetchall()[0][0]
+    read = rows_of_a_stopped_job(store)
 
     with pytest.raises(SourceError, match=f"source 'rows', split '0' from position {read}: the split has only 1 rows"):
         summed(store, GeneratorSource(numbered, SCHEMA, rows=1)).start(mode="inline")
