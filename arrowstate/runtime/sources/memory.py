@@ -139,8 +139,8 @@ class GeneratorSource(Source):
     -----
     With one split a position is the number of the next row. With several, the layout is part of the names of the
     splits: a job that is started again with other `splits`, or with `batch_rows` or `rows` that change the blocks, is
-    refused. A job is also refused if a split has fewer rows now than were read, or if one that was read to its end has
-    more, since they would never be read. `rows` may grow while no split has been read to its end.
+    refused. A job is also refused if a split that goes on has fewer rows now than were read, or if one that was read to
+    its end has more, since they would never be read. `rows` may grow while no split has been read to its end.
 
     Examples
     --------
@@ -182,14 +182,14 @@ class GeneratorSource(Source):
         self.clock = clock
 
     def check_splits(self, begun: Sequence[Split], finished: Sequence[Split]) -> None:
-        """Refuse another layout of the splits, fewer rows than were read, and more in one that was read to its end."""
+        """Refuse another layout, fewer rows than were read of a split that goes on, more in one that was read."""
         names = self._names()
         check_names(names, [*begun, *finished])
         for split in begun:
             self.check_row(split, names.index(split.id))
         for split in finished:
-            read = self.check_row(split, names.index(split.id))
-            there = self.length(names.index(split.id))
+            read, there = row_number(split, split.position), self.length(names.index(split.id))
+            # Of fewer rows none would be read twice, and none left out.
             if there is None or there > read:
                 raise SourceError(
                     split.id,
