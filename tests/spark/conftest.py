@@ -22,6 +22,7 @@ from arrowstate.spark.sink.plan import SinkPlan, StateInput
 from arrowstate.spark.task import SubtaskResult
 from arrowstate_formats.documents import LogEntryDocument
 from sink_batches import commit, fold
+from stores import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -156,6 +157,13 @@ class Stream:
         writer = keyed_sink(self.frame() if frame is None else frame, **arguments | {"parallelism": 2} | changes)
         writer = writer.option("checkpointLocation", str(checkpoint or self.checkpoint))
         return writer.trigger(**(trigger or {"availableNow": True})).start()
+
+    def wait_for(self, batch_id: int) -> None:
+        """Wait until Spark has noted the end of a micro-batch, which the next start would repeat alone otherwise.
+
+        `processAllAvailable` may return while the last one is under way.
+        """
+        until((self.checkpoint / "commits" / str(batch_id)).exists)
 
     def run(self, **changes: Any) -> StreamingQuery:
         """Start the sink and wait for its end."""

@@ -55,6 +55,7 @@ def test_a_query_may_go_on_under_another_trigger(start: Any, stream: Any, make_r
     query.processAllAvailable()
     stream.add(make_rows(2))
     query.processAllAvailable()
+    stream.wait_for(2)
     query.stop()
     after_processing_time = batch_ids(stream)
     stream.add(make_rows(3), make_rows(4))
