@@ -56,6 +56,10 @@ _UNREAD = pa.schema(
         ("value", pa.binary()),
     ]
 )
+_DEFAULTS = {"isolation.level": "read_committed", "fetch.queue.backoff.ms": 10}
+"""Options that hold unless the user sets them. Without the second the client asks for nothing for a whole second when
+it has 100,000 messages that wait, and a reader that is fast has read them long before."""
+
 _MOST_MESSAGES = 2_000
 """How many messages are taken with one call: objects of more messages take memory that is new each time."""
 
@@ -104,7 +108,8 @@ class KafkaSource(Source):
         How long the brokers may take to answer at a start, in milliseconds.
     options : mapping, optional
         Options of librdkafka, such as `security.protocol`, `sasl.password`, or `isolation.level`, which is
-        `read_committed` if nothing else is said. They are sent to the processes of the job, secrets too.
+        `read_committed` if nothing else is said, and `fetch.queue.backoff.ms`, which is 10. They are sent to the
+        processes of the job, secrets too.
 
     Raises
     ------
@@ -303,7 +308,7 @@ class KafkaSource(Source):
             auto_offset_reset="error",
         )
         try:
-            return Consumer({"isolation.level": "read_committed", **configuration})
+            return Consumer({**_DEFAULTS, **configuration})
         except (KafkaException, TypeError, ValueError) as exception:
             told = f"{self!r} cannot be opened: {self.client.hidden(str(exception))}"
             raise InvalidInputError(told) from None

@@ -51,7 +51,8 @@ def bare(work, counted, servers, topic):
     """Only count what comes."""
     from confluent_kafka import Consumer, TopicPartition
 
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": GROUP, "auto.offset.reset": "earliest"})
+    options = {"bootstrap.servers": servers, "group.id": GROUP, "auto.offset.reset": "earliest"}
+    consumer = Consumer({**options, "fetch.queue.backoff.ms": 10})
     consumer.assign([TopicPartition(topic, 0, 0)])
     while not counted.add(len(consumer.consume(1000, 0.05))):
         pass
