@@ -54,6 +54,9 @@ RUNNING = pa.schema([("user", pa.int64()), ("n", pa.int64()), ("total", pa.int64
 INPUT = pa.schema([("user", pa.int64()), ("n", pa.int64()), ("amount", pa.int64())])
 SINKS = ("parquet", "postgres", "kafka", *KINDS)
 _END_SECONDS = 120
+_AT_START = 5
+"""In one of so many rounds the kills come while the job starts, in the others after its first checkpoint."""
+
 _WHOLE = 8
 """After so many rounds the job comes to its end."""
 
@@ -68,7 +71,7 @@ class Totals(arrowstate.BatchFunction):
         keys = context.group_keys(batch)
         self.total.add_batch(keys, batch["amount"])
         # So that a kill finds it at work.
-        time.sleep(0.002)
+        time.sleep(batch.num_rows * 1e-5)
         return pa.record_batch([batch["user"], batch["n"], batch["amount"]], names=["user", "n", "total"])
 
 
@@ -267,16 +270,22 @@ def _problem(connection: duckdb.DuckDBPyConnection, is_over: bool) -> str | None
     return None
 
 
-def run_round(place: Place, number: int, chance: random.Random) -> tuple[int, int]:
-    """Run the job with kills; return how many slots and how many whole jobs were killed."""
+def run_round(place: Place, number: int, chance: random.Random) -> tuple[int, int, bool]:
+    """Run the job with kills; return how many slots and how many whole jobs were killed, and whether they had worked.
+
+    A job that has worked has taken a checkpoint in this round.
+    """
+    before = newest_checkpoint(place)
     child = started(place, chance.choice([1, 2, 3]))
+    while number % _AT_START != _AT_START - 1 and child.poll() is None and newest_checkpoint(place) == before:
+        time.sleep(0.01)
     slots = whole = 0
     if number % 2:
-        time.sleep(chance.uniform(0.1, 1.0))
+        time.sleep(chance.uniform(0.0, 0.5))
         whole = 1
     else:
         for _ in range(2):
-            time.sleep(chance.uniform(0.1, 0.8))
+            time.sleep(chance.uniform(0.0, 0.5))
             workers = workers_of(child.pid)
             if workers:
                 os.kill(chance.choice(workers), signal.SIGKILL)
@@ -284,14 +293,23 @@ def run_round(place: Place, number: int, chance: random.Random) -> tuple[int, in
         time.sleep(chance.uniform(0.0, 0.3))
     child.kill()
     child.wait()
-    return slots, whole
+    return slots, whole, newest_checkpoint(place) != before
+
+
+def newest_checkpoint(place: Place) -> int | None:
+    """Return the newest checkpoint of the job, None before there is one."""
+    try:
+        return arrowstate.open_store(place.folder / "store").latest().checkpoint_id
+    except (arrowstate.CheckpointNotFoundError, arrowstate.StoreNotFoundError):
+        return None
 
 
 def started(place: Place, parallelism: int) -> subprocess.Popen[str]:
     """Start the job in a process of its own, and return once it runs."""
     command = [sys.executable, __file__, "--folder", str(place.folder), "--child", str(parallelism)]
+    command += ["--sink", place.sink]
     if place.server is not None:
-        command += ["--sink", place.sink, "--server", place.server]
+        command += ["--server", place.server]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.readline()
@@ -328,13 +346,13 @@ def workers_of(process: int) -> list[int]:
 def run_rounds(folder: Path, rounds: int, seed: int, sink: str = "parquet", server: str | None = None) -> int:
     """Run rounds, print what happened, and return how many findings there were."""
     chance = random.Random(seed)
-    problems = slots = whole = 0
+    problems = slots = whole = at_work = 0
     place: Place | None = None
     for number in range(rounds):
         if place is None:
             place = make_place(folder / f"{seed}-{number}", sink, server)
         killed = run_round(place, number, chance)
-        slots, whole = slots + killed[0], whole + killed[1]
+        slots, whole, at_work = slots + killed[0], whole + killed[1], at_work + killed[2]
         found = compare(place, is_over=False)
         if number % _WHOLE == _WHOLE - 1 or number == rounds - 1:
             finish(place)
@@ -345,7 +363,11 @@ def run_rounds(folder: Path, rounds: int, seed: int, sink: str = "parquet", serv
         if found is not None or number % _WHOLE == _WHOLE - 1:
             # Another store; one with a finding stays for whoever looks at it.
             place = None
-        print(f"{number + 1} rounds, {slots} slots and {whole} jobs killed, {problems} problems", flush=True)
+        killed_now = f"{slots} slots and {whole} jobs killed, in {at_work} rounds after a checkpoint"
+        print(f"{number + 1} rounds, {killed_now}, {problems} problems", flush=True)
+    if at_work * 2 < rounds:
+        print("most jobs were killed before they had taken a checkpoint, which says nothing")
+        problems += 1
     return problems
 
 
