@@ -1,5 +1,6 @@
 """What a user does with a job: real parts, real time, threads, and processes once."""
 
+import threading
 from collections import Counter
 from contextlib import suppress
 
@@ -23,6 +24,7 @@ from arrowstate.runtime import (
     TableSource,
     Watermarks,
 )
+from arrowstate.runtime.core.snapshots import SnapshotWork
 from arrowstate.windows import TumblingEventTimeWindows, TumblingProcessingTimeWindows, WindowFunction
 
 LONG_MS = 60_000
@@ -166,6 +168,50 @@ def test_a_checkpoint_is_there_and_its_sinks_have_their_rows_when_it_returns(tmp
 
     assert snapshot.checkpoint_id == running.store.latest().checkpoint_id
     assert len(emitted(snapshot)) == len(sink.rows) == 100
+
+
+class HeldUp(arrowstate.BatchFunction):
+    """Waits with its second batch."""
+
+    begun, writing, waiting, released = (threading.Event() for _ in range(4))
+
+    def process_batch(self, batch, context):
+        if self.begun.is_set():
+            self.waiting.set()
+            assert self.released.wait(LONG_MS / 1000)
+        self.begun.set()
+
+
+class AfterTheBarrier(_EndlessReader):
+    """Gives its second batch when the first checkpoint is being written."""
+
+    def read(self, max_rows):
+        return None if self._position and not HeldUp.writing.is_set() else super().read(max_rows)
+
+
+def test_a_checkpoint_does_not_wait_for_the_end_of_a_step_after_its_barrier(tmp_path, monkeypatch):
+    write = SnapshotWork.write
+
+    def written_while_a_batch_waits(work):
+        HeldUp.writing.set()
+        assert HeldUp.waiting.wait(LONG_MS / 1000)
+        return write(work)
+
+    monkeypatch.setattr(SnapshotWork, "write", written_while_a_batch_waits)
+    monkeypatch.setattr(Endless, "reader", lambda self: AfterTheBarrier(self._table))
+    job = Job(tmp_path, options=CheckpointOptions(), restart=Restart.none())
+    job.source(Endless(ROWS), uid="given").stateful(HeldUp(), key=["user"], uid="held")
+
+    with job.start(mode="threads") as running:
+        try:
+            assert HeldUp.begun.wait(LONG_MS / 1000)
+            snapshot = running.checkpoint(timeout_ms=20_000)
+            assert not HeldUp.released.is_set()
+        finally:
+            HeldUp.released.set()
+
+    ((position,),) = snapshot.sql("select position from given.splits").fetchall()
+    assert 0 < position < ROWS.num_rows
 
 
 def test_a_savepoint_stands_by_itself_and_the_job_goes_on(tmp_path):

@@ -10,7 +10,7 @@ from arrowstate.runtime.core.elements import Element
 from arrowstate.runtime.core.exchange import Exchange
 from arrowstate.runtime.core.messages import FromSlot
 from arrowstate.runtime.core.sinking import DirectTask
-from arrowstate.runtime.core.snapshots import SlotSnapshots
+from arrowstate.runtime.core.snapshots import Ended, SlotSnapshots
 from arrowstate.runtime.core.task import Channel, OperatorTask, SourceTask, Task
 from arrowstate_formats.run_files import RunFormat
 
@@ -44,8 +44,12 @@ class Outside(Protocol):
     def tell(self, message: FromSlot) -> None:
         """Tell the coordinator."""
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
-        """Have work done beside the steps, then call `done` between two of them."""
+    def submit(self, work: Callable[[], T], done: Ended[T], tell: Ended[T]) -> None:
+        """Have work done beside the steps, and then call `done` between two of them and `tell` at once.
+
+        Both get what the work returned or raised. `done` is called before the slot hears any answer to what `tell`
+        tells.
+        """
 
     def now_ms(self) -> int: ...
     def now_us(self) -> int: ...

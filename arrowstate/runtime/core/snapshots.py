@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -197,14 +197,19 @@ class SnapshotWork:
         )
 
 
+T = TypeVar("T")
+Ended: TypeAlias = Callable[[T | None, BaseException | None], None]
+"""Gets what some work returned, or what it raised."""
+
+
 class SnapshotsOutside(Protocol):
     """What the snapshots of a slot ask of whoever drives it."""
 
     def tell(self, message: FromSlot) -> None:
         """Tell the coordinator."""
 
-    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Have work done beside the steps, then call `done` between two of them."""
+    def submit(self, work: Callable[[], T], done: Ended[T], tell: Ended[T]) -> None:
+        """Have work done beside the steps, and then call `done` between two of them and `tell` at once."""
 
     def new_id(self) -> str: ...
 
@@ -269,7 +274,9 @@ class SlotSnapshots:
             self._outside.tell(Declined(self._attempt, checkpoint_id, task.uid, self._subtask, reason))
 
     def _submit(self, work: SnapshotWork, checkpoint_id: int) -> None:
-        self._outside.submit(work.write, partial(self._wrote, work.task, checkpoint_id))
+        # The coordinator is told at once: the step that runs now may last long.
+        told = partial(self._tell, work.task, checkpoint_id)
+        self._outside.submit(work.write, partial(self._wrote, checkpoint_id), told)
 
     def _frozen(self, task: Task, checkpoint_id: int, alignment_us: int, is_full: bool) -> SnapshotWork:
         return SnapshotWork.of(
@@ -321,12 +328,14 @@ class SlotSnapshots:
                         del frozen.run.stored[store]
         self._previous.clear()
 
-    def _wrote(self, task: str, checkpoint_id: int, written: Written | None, error: BaseException | None) -> None:
+    def _wrote(self, checkpoint_id: int, written: Written | None, error: BaseException | None) -> None:  # noqa: ARG002
+        if written is not None and not self._is_over():
+            self._written[checkpoint_id].append(written)
+
+    def _tell(self, task: str, checkpoint_id: int, written: Written | None, error: BaseException | None) -> None:
         if written is None:
             reason = f"{type(error).__name__}: {error}"
             self._outside.tell(Declined(self._attempt, checkpoint_id, task, self._subtask, reason))
-            return
-        if not self._is_over():
-            self._written[checkpoint_id].append(written)
-        # Whoever is told of an attempt that has ended deletes what was written.
-        self._outside.tell(Acknowledged(self._attempt, checkpoint_id, written.handle))
+        else:
+            # Whoever is told of an attempt that has ended deletes what was written.
+            self._outside.tell(Acknowledged(self._attempt, checkpoint_id, written.handle))

@@ -16,6 +16,7 @@ from arrowstate.runtime.core.coordinator import Coordinator
 from arrowstate.runtime.core.elements import Element
 from arrowstate.runtime.core.messages import Failed, FromSlot, ToSlot
 from arrowstate.runtime.core.slot import Slot
+from arrowstate.runtime.core.snapshots import Ended
 from arrowstate.runtime.graph import Graph
 from arrowstate.runtime.restart import Restart
 from arrowstate.storage.base import Storage
@@ -53,8 +54,8 @@ class _SlotSide:
         if not self._run.loses(message):
             self._run.told[self._number].append(lambda: self._run.coordinator.hear(message))
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
-        self._run.slot_work[self._number].append((work, done))
+    def submit(self, work: Callable[[], T], done: Ended[T], tell: Ended[T]) -> None:
+        self._run.slot_work[self._number].append((work, done, tell))
 
     def now_ms(self) -> int:
         return self._run.clock_ms
@@ -98,7 +99,9 @@ class Inline:
         self.to_slots: list[deque[ToSlot]] = [deque() for _ in numbers]
         self.told: list[deque[Callable[[], None]]] = [deque() for _ in numbers]
         "What the coordinator is told by each slot, and of its end."
-        self.slot_work: list[deque[tuple[Callable[[], Any], Callable[..., None]]]] = [deque() for _ in numbers]
+        self.slot_work: list[deque[tuple[Callable[[], Any], Callable[..., None], Callable[..., None]]]] = [
+            deque() for _ in numbers
+        ]
         self.work: deque[tuple[Callable[[], Any], Callable[..., None]]] = deque()
         # A thread tells the mailbox, or the coordinator, what came of its work: nothing of it is done in its own.
         self.slot_results: list[deque[Callable[[], None]]] = [deque() for _ in numbers]
@@ -191,13 +194,14 @@ class Inline:
             if link:
                 doable.append((f"link {sender} {to}", partial(self._bring, link, to)))
         for number, messages in enumerate(self.to_slots):
-            if messages:
+            # What came of work is in the mailbox before the answer to what was told of it.
+            if messages and not self.slot_results[number]:
                 doable.append((f"to {number}", partial(self._hear, messages, number)))
         for number, works in enumerate(self.slot_work):
             if works:
-                doable.append((f"writer {number}", partial(self._work, works, self.slot_results[number])))
+                doable.append((f"writer {number}", partial(self._write, works, number)))
         if self.work:
-            doable.append(("work", partial(self._work, self.work, self.results)))
+            doable.append(("work", self._work))
         for name, queues in (("result", self.slot_results), ("told", self.told), ("results", [self.results])):
             for number, queue in enumerate(queues):
                 if queue and name == "result":
@@ -215,19 +219,28 @@ class Inline:
     def _hear(self, messages: deque[ToSlot], number: int) -> None:
         self.slots[number].hear(messages.popleft())
 
-    def _work(
-        self, works: deque[tuple[Callable[[], Any], Callable[..., None]]], results: deque[Callable[[], None]]
+    def _write(
+        self, works: deque[tuple[Callable[[], Any], Callable[..., None], Callable[..., None]]], number: int
     ) -> None:
-        work, done = works.popleft()
+        work, done, tell = works.popleft()
+        result, error = self._ended_work(work, may_fail=True)
+        self.slot_results[number].append(partial(done, result, error))
+        tell(result, error)
+
+    def _work(self) -> None:
+        work, done = self.work.popleft()
+        self.results.append(partial(done, *self._ended_work(work, may_fail=False)))
+
+    def _ended_work(self, work: Callable[[], T], *, may_fail: bool) -> tuple[T | None, BaseException | None]:
+        """Return what some work returned, or what it raised."""
         try:
-            if works is not self.work and self.chance.random() < self.write_failures:
+            if may_fail and self.chance.random() < self.write_failures:
                 raise StorageError("a snapshot", "the storage is out of order, as the simulation has it")
-            result, error = work(), None
+            return work(), None
         except BaseException as raised:  # noqa: BLE001 (whoever asked decides)
-            result, error = None, raised
             if isinstance(raised, KeyboardInterrupt):
                 self.interrupt = raised
-        results.append(partial(done, result, error))
+            return None, raised
 
     def run(self, *, most_steps: int | None = None) -> None:
         """Go on until the job is over."""

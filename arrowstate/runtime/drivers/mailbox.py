@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from arrowstate.clock import new_id, now_ms
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.elements import Element
 from arrowstate.runtime.core.messages import FromSlot
 from arrowstate.runtime.core.slot import Slot
+from arrowstate.runtime.core.snapshots import Ended
 from arrowstate.runtime.drivers.notes import BUSY_SINCE, JOB_BEAT, TASK, Notes, monotonic_ms
 from arrowstate.runtime.graph import Graph
 from arrowstate.storage.base import Storage
@@ -92,14 +93,20 @@ class Mailbox:
     def tell(self, message: FromSlot) -> None:
         self._links.tell(message)
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+    def submit(self, work: Callable[[], T], done: Ended[T], tell: Ended[T]) -> None:
         def run() -> None:
+            result, error = None, None
             try:
                 result = work()
-            except BaseException as raised:  # noqa: BLE001 (the slot decides)
-                self._mail.put(lambda _, raised=raised: done(None, raised))  # type: ignore[misc]
-            else:
-                self._mail.put(lambda _: done(result, None))
+            except BaseException as raised:  # noqa: BLE001 (the slot and the coordinator decide)
+                error = raised
+            # The answer to what is told comes into the mailbox after this.
+            self._mail.put(lambda _: done(result, error))
+            try:
+                if not self._closed:
+                    tell(result, error)
+            except BaseException as raised:  # noqa: BLE001 (the slot fails by it)
+                self._mail.put(partial(raise_it, raised))
 
         if not self._closed:
             self._writer.submit(run)
@@ -161,3 +168,8 @@ class Mailbox:
                 return
             wait = False
             self.slot.supervise(partial(mail, self.slot))
+
+
+def raise_it(error: BaseException, _: Slot) -> NoReturn:
+    """Raise an error of another thread, as mail."""
+    raise error

@@ -25,10 +25,9 @@ import pyarrow as pa
 
 from arrowstate.runtime.core.elements import Element
 from arrowstate.runtime.core.messages import Deploy, FromSlot
-from arrowstate.runtime.core.slot import Slot
 from arrowstate.runtime.drivers.control import Connection
 from arrowstate.runtime.drivers.frames import Credit, read_frame, write_credit, write_element
-from arrowstate.runtime.drivers.mailbox import Mailbox
+from arrowstate.runtime.drivers.mailbox import Mailbox, raise_it
 from arrowstate.runtime.drivers.notes import BEAT, BEAT_MS, BUSY_SINCE, Page, monotonic_ms
 from arrowstate.runtime.graph import StatefulNode
 from arrowstate.storage.registry import open_storage
@@ -63,7 +62,7 @@ class _Peer:
                     # The coordinator hears of its end before anybody else.
                     gone = True
                 except BaseException as error:  # noqa: BLE001 (the slot fails by it)
-                    mailbox.post(partial(_raise, error))
+                    mailbox.post(partial(raise_it, error))
 
 
 class Worker:
@@ -202,7 +201,7 @@ class Worker:
             except OSError:
                 return
             except BaseException as error:  # noqa: BLE001 (the slot fails by it)
-                self._mailbox.post(partial(_raise, error))
+                self._mailbox.post(partial(raise_it, error))
                 return
             if frame is None:
                 return
@@ -212,10 +211,6 @@ class Worker:
             else:
                 mail = methodcaller("take", attempt, edge, number, element)
             self._mailbox.post(mail)
-
-
-def _raise(error: BaseException, _: Slot) -> NoReturn:
-    raise error
 
 
 def _or_end(work: Callable[[], None]) -> None:
