@@ -6,11 +6,11 @@
     tools/python tests/runtime/kill_rounds.py --rounds 50 --sink delta|iceberg
 
 A round starts the job anew on the same store, at 1 to 3 slots: a keyed sum of many files, each row of which goes into
-an output table and a sink outside. After each round the newest checkpoint must fit together, and the sink have nothing
-that it has not; every eighth lets the job come to its end, and begins with another store. PostgreSQL is a server of the
-script's own, and so is the broker of the protocol of Kafka, where rows come from Kafka too; what no transaction has
-given up is read there by the marks in its log. With Delta and Iceberg rows come from such a table too, a part of them
-as of a version and the rest from those after it. It exits with 1 after a finding.
+an output table and a sink outside. At 1 and 3 slots barriers overtake. After each round the newest checkpoint must fit
+together, and the sink have nothing that it has not; every eighth lets the job come to its end, and begins with another
+store. PostgreSQL is a server of the script's own, and so is the broker of the protocol of Kafka, where rows come from
+Kafka too; what no transaction has given up is read there by the marks in its log. With Delta and Iceberg rows come from
+such a table too, a part of them as of a version and the rest from those after it. It exits with 1 after a finding.
 """
 
 import argparse
@@ -53,6 +53,7 @@ ROWS, FILES, KEYS = 400_000, 40, 2_000
 RUNNING = pa.schema([("user", pa.int64()), ("n", pa.int64()), ("total", pa.int64())])
 INPUT = pa.schema([("user", pa.int64()), ("n", pa.int64()), ("amount", pa.int64())])
 SINKS = ("parquet", "postgres", "kafka", *KINDS)
+IN_FLIGHT = "select count(*) from totals.inflight"
 _END_SECONDS = 120
 _AT_START = 5
 """In one of so many rounds the kills come while the job starts, in the others after its first checkpoint."""
@@ -173,7 +174,8 @@ def make_job(place: Place, parallelism: int) -> Job:
         place.folder / "store",
         parallelism=parallelism,
         max_parallelism=128,
-        options=arrowstate.CheckpointOptions(interval_ms=50, tolerated_failures=10),
+        # Two slots go on from what was in flight, with barriers that wait.
+        options=arrowstate.CheckpointOptions(interval_ms=50, tolerated_failures=10, unaligned=parallelism != 2),
         restart=Restart.fixed(delay_ms=20),
     )
     if place.server is not None and place.sink == "kafka":
@@ -242,6 +244,15 @@ def compare(place: Place, *, is_over: bool = True) -> str | None:
             return _problem(connection, is_over)
     except arrowstate.CheckpointNotFoundError:
         return "the job has ended without a checkpoint" if is_over or len(_outside(place)) else None
+
+
+def _has_in_flight(place: Place) -> bool:
+    """Whether the newest checkpoint has rows in flight."""
+    try:
+        ((count,),) = arrowstate.open_store(place.folder / "store").latest().sql(IN_FLIGHT).fetchall()
+    except (arrowstate.CheckpointNotFoundError, arrowstate.StateNotFoundError):
+        return False
+    return count > 0
 
 
 def _problem(connection: duckdb.DuckDBPyConnection, is_over: bool) -> str | None:
@@ -346,13 +357,14 @@ def workers_of(process: int) -> list[int]:
 def run_rounds(folder: Path, rounds: int, seed: int, sink: str = "parquet", server: str | None = None) -> int:
     """Run rounds, print what happened, and return how many findings there were."""
     chance = random.Random(seed)
-    problems = slots = whole = at_work = 0
+    problems = slots = whole = at_work = in_flight = 0
     place: Place | None = None
     for number in range(rounds):
         if place is None:
             place = make_place(folder / f"{seed}-{number}", sink, server)
         killed = run_round(place, number, chance)
         slots, whole, at_work = slots + killed[0], whole + killed[1], at_work + killed[2]
+        in_flight += _has_in_flight(place)
         found = compare(place, is_over=False)
         if number % _WHOLE == _WHOLE - 1 or number == rounds - 1:
             finish(place)
@@ -364,6 +376,7 @@ def run_rounds(folder: Path, rounds: int, seed: int, sink: str = "parquet", serv
             # Another store; one with a finding stays for whoever looks at it.
             place = None
         killed_now = f"{slots} slots and {whole} jobs killed, in {at_work} rounds after a checkpoint"
+        killed_now += f", {in_flight} with rows in flight"
         print(f"{number + 1} rounds, {killed_now}, {problems} problems", flush=True)
     if at_work * 2 < rounds:
         print("most jobs were killed before they had taken a checkpoint, which says nothing")
