@@ -26,6 +26,7 @@ KERNEL_MODULES = (
     "arrowstate.foreign.flink.sst.checksums",
     "arrowstate.foreign.flink.sst.kernels",
     "arrowstate.query.picking",
+    "arrowstate.runtime.kafka.flat_json",
     "arrowstate.runtime.kafka.flat_records",
     "arrowstate.state.folds.aggregates.numbers",
     "arrowstate.state.folds.decimals",

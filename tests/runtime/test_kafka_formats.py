@@ -4,6 +4,7 @@ import datetime as dt
 import decimal
 import io
 import json
+import random
 import struct
 import time
 
@@ -22,6 +23,8 @@ from hypothesis import strategies as st
 
 from arrowstate.errors import InvalidInputError, UnavailableError
 from arrowstate.runtime import AvroFormat, JsonFormat, ProtobufFormat, RawFormat, SchemaRegistry
+from arrowstate.runtime.kafka.flat_json import decode_objects
+from arrowstate.runtime.kafka.formats import JsonDecoder
 from long_form import short_or_long
 from schema_registry import schema_registry
 
@@ -75,6 +78,72 @@ class TestRaw:
 
 
 COLUMNS = pa.schema({"n": pa.int64(), "text": pa.string()})
+PLAIN = pa.schema(
+    {
+        "n": pa.int64(),
+        "text": pa.string(),
+        "f": pa.float64(),
+        "ok": pa.bool_(),
+        "small": pa.int8(),
+        "u": pa.uint64(),
+        "ä": pa.string(),
+    }
+)
+TEXTS = ["", "a", "ä", "a b", "x" * 20, "€𝄞"]
+ODD_TEXTS = ["\n", '"', "\\", "{}", "true", "\x7f"]
+# fmt: off
+ODD_VALUES = [
+    "00", "01", "-", "1.", "1.e", ".5", "+1", "-0", "-0.0", "0.10", "1e5", "1E-3", "1e400", "18446744073709551615",
+    "-9223372036854775808", "9223372036854775808", "0.1234567890123456789", "123456789012345678.5",
+    "9007199254740993.0", "127", "128", "-129", "nul", "True", "trueish", "nullx", "NaN", "-Infinity", "[1]", "{}",
+    '{"n":1}', '"abc', "fals",
+]
+# fmt: on
+
+
+def some_value(chance, name, odd):
+    """A value that fits a column, but for the part `odd` of all."""
+    if chance.random() < odd:
+        kind = chance.random()
+        if kind < 0.4:
+            return chance.choice(ODD_VALUES)
+        if kind < 0.8:
+            # As many digits as there may be, and one more.
+            whole, part = chance.getrandbits(64) - 2**63, chance.uniform(-1, 1)
+            return str(chance.choice([whole, part, part * 1e15]))
+        return json.dumps(chance.choice(TEXTS + ODD_TEXTS), ensure_ascii=chance.random() < 0.5)
+    if chance.random() < 0.05:
+        return "null"
+    if name == "ok":
+        return chance.choice(["true", "false"])
+    if name == "f":
+        return f"{chance.uniform(-1000, 1000):.{chance.randint(0, 12)}f}"
+    most = {"n": 10**18 - 1, "small": 127, "u": 10**18 - 1}.get(name)
+    if most is None:
+        return json.dumps(chance.choice(TEXTS), ensure_ascii=False)
+    return str(chance.randint(0 if name == "u" else -most, most))
+
+
+def some_message(chance, odd):
+    """An object of some of the columns in some order; the part `odd` with a name twice or a byte changed."""
+    if chance.random() < 0.02:
+        return None
+
+    def space():
+        return chance.choice(["", "", "", " ", "\t", " \n"[: 1 + (chance.random() < 0.02)]])
+
+    names = [name for name in PLAIN.names if chance.random() < 0.6]
+    if chance.random() < 0.3:
+        chance.shuffle(names)
+    if chance.random() < 0.1:
+        names.append(chance.choice(["more", "N", "", "text "]))
+    if names and chance.random() < odd:
+        names.append(names[0])
+    pairs = [f'{space()}"{name}"{space()}:{space()}{some_value(chance, name, odd)}{space()}' for name in names]
+    message = bytearray(f"{space()}{{{','.join(pairs)}}}{space()}".encode())
+    if chance.random() < odd:
+        message[chance.randrange(len(message))] = chance.choice([0, 9, 10, 34, 44, 92, 123, 125, 58, 200, 255])
+    return bytes(message)
 
 
 class TestJson:
@@ -154,6 +223,41 @@ class TestJson:
             [{"n": None, "text": "ä"}, {"n": None, "text": None}],
             {},
         )
+
+    def test_plain_objects_mean_to_the_kernel_what_they_mean_to_the_parser(self):
+        """The kernel takes no message that Arrow's parser reads in another way, or refuses."""
+        chance = random.Random(5)
+        kernel, parser = JsonDecoder(PLAIN), JsonDecoder(PLAIN)
+        plan, parser._plan = kernel._plan, None
+        taken = 0
+        rounds = short_or_long(2_000, 20_000)
+        for _ in range(rounds):
+            # What is odd in one of many messages leaves all of them to the parser.
+            count, odd = chance.choice([(1, 0.1), (1, 0.2), (2, 0.1), (20, 0.0)])
+            messages = [some_message(chance, odd) for _ in range(count)]
+
+            rows, wrong = kernel(messages)
+
+            expected, expected_wrong = parser(messages)
+            rows.validate(full=True)
+            assert rows.schema == expected.schema
+            # As text, where NaN equals NaN.
+            assert str(rows.to_pylist()) == str(expected.to_pylist()), messages
+            assert {at: str(error) for at, error in wrong.items()} == {
+                at: str(error) for at, error in expected_wrong.items()
+            }
+            taken += decode_objects(messages, plan) is not None
+        assert rounds // 4 < taken < rounds
+
+    def test_a_number_is_the_nearest_there_is(self):
+        chance = random.Random(6)
+        decode = JsonFormat(pa.schema({"f": pa.float64()})).decoder()
+        numbers = [chance.uniform(-10, 10) * 10 ** chance.randint(0, 6) for _ in range(3000)]
+        texts = [f"{number:.{chance.randint(0, 17)}f}" for number in numbers]
+
+        found = [decode([f'{{"f": {text}}}'.encode()])[0]["f"][0].as_py() for text in texts]
+
+        assert found == list(map(float, texts))
 
     def test_an_object_over_several_lines_is_one(self):
         assert decoded(JsonFormat(COLUMNS), b'{\n "n": 1,\n "text": "x"\n}\n')[0] == [{"n": 1, "text": "x"}]

@@ -66,13 +66,8 @@ def plan_of(writer: Any, reader: Mapping[str, Any], schema: pa.Schema) -> Plan |
 def decode_flat(messages: Sequence[bytes | None], header: int, plan: Plan) -> pa.RecordBatch | None:
     """Return the rows of messages, whose records begin after `header` bytes; None if one of them does not fit."""
     count, fields = len(messages), len(plan.kinds)
-    given = [b"" if message is None else message for message in messages]
-    data = np.frombuffer(b"".join(given), np.uint8)
-    lengths = np.fromiter(map(len, given), np.int64, count)
-    ends = np.cumsum(lengths)
-    starts = ends - lengths + header
-    if None in messages:
-        starts[[at for at, message in enumerate(messages) if message is None]] = -1
+    text, starts, ends = joined(messages, header)
+    data = np.frombuffer(text, np.uint8)
     numbers = np.zeros(fields * count, np.int64)
     sizes = np.zeros(fields * count, np.int64)
     valid = np.zeros(fields * count, np.uint8)
@@ -87,6 +82,36 @@ def decode_flat(messages: Sequence[bytes | None], header: int, plan: Plan) -> pa
         columns.append(column)
     nullable = pa.schema([field.with_nullable(True) for field in plan.schema])
     return pa.RecordBatch.from_arrays(columns, schema=nullable)
+
+
+def joined(
+    messages: Sequence[bytes | None], header: int = 0
+) -> tuple[bytes, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return messages as one text, and where each begins after its header and ends; one that is None begins at -1."""
+    has_nulls = None in messages
+    given = [b"" if message is None else message for message in messages] if has_nulls else messages
+    lengths = np.fromiter(map(len, given), np.int64, len(messages))  # type: ignore[arg-type]
+    ends = np.cumsum(lengths)
+    starts = ends - lengths + header
+    if has_nulls:
+        starts[[at for at, message in enumerate(messages) if message is None]] = -1
+    return b"".join(given), starts, ends  # type: ignore[arg-type]
+
+
+def text_column(
+    type: pa.DataType,
+    data: npt.NDArray[np.uint8],
+    places: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    valid: npt.NDArray[np.bool_],
+) -> pa.Array:
+    """Return a column of pieces of a text, by where they begin and their sizes; nobody looks whether it is UTF-8."""
+    offsets = np.zeros(len(places) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    text = np.empty(max(int(offsets[-1]), 1), np.uint8)
+    _gather(data, places, sizes, text)
+    mask = None if valid.all() else pa.array(valid).buffers()[1]
+    return pa.Array.from_buffers(type, len(places), [mask, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(text)])
 
 
 def _plain(type: Any) -> tuple[int, str, int] | None:
@@ -114,13 +139,7 @@ def _column(
 ) -> pa.Array | None:
     """Return a column; None if it is text that is not UTF-8."""
     if kind == _TEXT:
-        offsets = np.zeros(len(numbers) + 1, np.int64)
-        np.cumsum(sizes, out=offsets[1:])
-        text = np.empty(max(int(offsets[-1]), 1), np.uint8)
-        _gather(data, numbers, sizes, text)
-        mask = None if valid.all() else pa.array(valid.view(np.bool_)).buffers()[1]
-        buffers = [mask, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(text)]
-        column = pa.Array.from_buffers(type, len(numbers), buffers)
+        column = text_column(type, data, numbers, sizes, valid.view(np.bool_))
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:

@@ -19,6 +19,7 @@ import pyarrow.json
 
 from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.functions.dead_letters import tried
+from arrowstate.runtime.kafka.flat_json import decode_objects, object_plan
 from arrowstate.schema.conversion import with_children
 from arrowstate.schema.nanoseconds import nanoseconds_as_text
 from arrowstate.schema.types import check_type, type_parts
@@ -204,12 +205,13 @@ class JsonFormat(Format):
 
 
 class JsonDecoder:
-    """Decodes JSON objects with Arrow's parser, all of a batch as one text."""
+    """Decodes JSON objects: those of plain values with a kernel, others with Arrow's parser, all of a batch at once."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         for field in schema:
             _check_readable(field.name, field.type, is_column=True)
+        self._plan = object_plan(schema)
         self._options = _parse_options(schema, times_as=None)
         has_times = any(pa.types.is_timestamp(part) for field in schema for part in type_parts(field.type))
         # The parser refuses finer digits than a unit has, so times that have them are read as texts.
@@ -217,6 +219,9 @@ class JsonDecoder:
 
     def __call__(self, messages: Bytes) -> tuple[pa.RecordBatch, dict[int, Exception]]:
         """Return a row for each message, and the errors of those that do not fit."""
+        rows = None if self._plan is None else decode_objects(messages, self._plan)
+        if rows is not None:
+            return rows, {}
         given = [b"{}" if message is None else message for message in messages] if None in messages else messages
         return in_parts(given, self._parsed, self._schema)
 
