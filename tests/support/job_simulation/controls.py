@@ -163,8 +163,8 @@ def log_entry_before_commits(put: Put) -> None:
         for handle in handles:
             for part in handle.parts:
                 if part.epoch is not None and part.epoch > self.committed_id and part.uid not in tables:
-                    kept = assembling.Kept(part.uid, part.epoch, handle.subtask, part.part, part.value_type)
-                    self.waiting.append(kept)
+                    kept = part.uid, part.epoch, handle.subtask, part.part, part.value_type, self.store_id
+                    self.waiting.append(assembling.Kept(*kept))
         self.give()
         right(self, checkpoint_id, handles, **named)
 
