@@ -14,6 +14,7 @@ import pytest
 
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.runtime.connectors import Batch, EndOfSplit, Source, Split
+from arrowstate.runtime.sources import file_formats
 from arrowstate.runtime.sources.files import FileSource
 from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource, TableSource
 from arrowstate.testing import SourceConformance
@@ -557,6 +558,17 @@ def test_a_row_of_a_text_that_does_not_parse_is_named(
 
     assert caught.value.row == before
     assert caught.value.position["row"] == rows <= before
+
+
+def test_a_block_of_json_that_begins_with_a_null_is_read(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(file_formats, "_BLOCK_BYTES", 32)
+    texts = [None, None, "a", None, "b" * 12, *[None] * 20, "c"]
+    lines = ["null" if text is None else json.dumps({"text": text}) for text in texts]
+    (tmp_path / "a.json").write_text("\n " + " \n".join(lines))
+
+    rows = all_rows(FileSource(tmp_path, "json", schema=pa.schema({"text": pa.string()})))
+
+    assert [row["text"] for row in rows] == texts
 
 
 def test_fields_of_csv_without_quotes_are_null_where_they_are_empty_and_never_else(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ class JsonRows(TextRows):
     def parsed(self, text: pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Return the rows of a text."""
         parsed = pyarrow.json.open_json(
-            text,
+            pa.PythonFile(_Objects(text), mode="r"),
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
             parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
         )
@@ -250,6 +250,37 @@ class JsonRows(TextRows):
         found = re.search(r"in row (\d+)$", str(error))
         return None if found is None else self.count + int(found[1])
 
+
+class _Objects:
+    """The whole lines of a text of JSON, a block at each read, of which none begins with a null.
+
+    Arrow ends the process at a block that begins with one. A null elsewhere is an object without members to it.
+    """
+
+    closed = False
+
+    def __init__(self, text: pa.NativeFile) -> None:
+        self._text = text
+        self._rest = b""
+        self._is_at_line = True
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, which end with a line if one ends in them."""
+        block = self._rest
+        while len(block) < size and (more := self._text.read(size - len(block))):
+            block += more
+        end = block.rfind(b"\n") + 1 if len(block) == size else 0
+        block, self._rest = (block[:end], block[end:]) if end else (block, b"")
+        if self._is_at_line:
+            block = _LEADING_NULL.sub(rb"\1{}  ", block)
+        self._is_at_line = end > 0
+        return block
+
+    def close(self) -> None:
+        """Leave the text to whoever opened it."""
+
+
+_LEADING_NULL = re.compile(rb"\A((?:\xef\xbb\xbf)?\s*)null")
 
 FORMATS: dict[str, type[RowFile]] = {"parquet": ParquetRows, "csv": CsvRows, "json": JsonRows, "arrow": ArrowRows}
 NEED_SCHEMA = ("csv", "json")
