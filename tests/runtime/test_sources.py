@@ -571,6 +571,35 @@ def test_a_block_of_json_that_begins_with_a_null_is_read(tmp_path: Path, monkeyp
     assert [row["text"] for row in rows] == texts
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("n," + "x" * 99 + "\n1,2\n", "its first line is not within its first 32 bytes"),
+        ("\n" * 99 + "n\n1\n", "its first line is not within its first 32 bytes"),
+        ("n,text\n1,\n2," + "x" * 99 + "\n", "a line after row 1 is longer than 32 bytes"),
+    ],
+    ids=["names", "blank lines", "row"],
+)
+def test_a_line_that_is_too_long_is_told(tmp_path: Path, monkeypatch: Any, text: str, told: str, suffix: str) -> None:
+    monkeypatch.setattr(file_formats, "_BLOCK_BYTES", 32)
+    body = text.encode()
+    (tmp_path / f"a.csv{suffix}").write_bytes(gzip.compress(body) if suffix else body)
+
+    with pytest.raises(SourceError, match=told):
+        all_rows(FileSource(tmp_path, "csv", schema=NUMBERS))
+
+
+@pytest.mark.parametrize("text", ["", "\n" * 99, "\ufeff\r\n\r\n"])
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_a_text_without_anything_has_no_rows(tmp_path: Path, monkeypatch: Any, format: Any, text: str) -> None:
+    monkeypatch.setattr(file_formats, "_BLOCK_BYTES", 32)
+    (tmp_path / "a").write_bytes(text.encode())
+    (tmp_path / "a.gz").write_bytes(gzip.compress(text.encode()))
+
+    assert all_rows(FileSource(tmp_path, format, schema=NUMBERS)) == []
+
+
 def test_fields_of_csv_without_quotes_are_null_where_they_are_empty_and_never_else(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('text,n\n,1\n"",\nNA,2\nnull,3\n')
     source = FileSource(tmp_path, "csv", schema=pa.schema({"text": pa.string(), "n": pa.int64()}))

@@ -182,16 +182,35 @@ class TextRows(RowFile):
 
     def batches(self, schema: pa.Schema, row: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows from a number on."""
-        codec = next((codec for suffix, codec in _CODECS.items() if self.name.endswith(suffix)), None)
-        text = self.file if codec is None else pa.CompressedInputStream(self.file, codec)
+        text = self._text()
         try:
             parsed = self.parsed(text, schema)
         except pa.ArrowInvalid as error:
-            if self.empty in str(error):
-                return
-            raise
-        for rows in parsed:
+            if self.empty not in str(error):
+                raise
+            if not self._is_blank():
+                raise Misfit(f"its first line is not within its first {_BLOCK_BYTES:,} bytes") from error
+            return
+        for rows in self._whole_lines(parsed):
             yield self._after(self._fitted(rows, schema), row)
+
+    def _text(self) -> pa.NativeFile:
+        codec = next((codec for suffix, codec in _CODECS.items() if self.name.endswith(suffix)), None)
+        return self.file if codec is None else pa.CompressedInputStream(self.file, codec)
+
+    def _is_blank(self) -> bool:
+        """Whether nothing is in the file, for a parser says so of one whose first block has no whole line, too."""
+        self.file.seek(0)
+        text = self._text()
+        return not any(block.strip(b"\xef\xbb\xbf \t\r\n") for block in iter(lambda: text.read(_BLOCK_BYTES), b""))
+
+    def _whole_lines(self, parsed: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from parsed
+        except pa.ArrowInvalid as error:
+            if "straddling object" not in str(error):
+                raise
+            raise Misfit(f"a line after row {self.count} is longer than {_BLOCK_BYTES:,} bytes") from error
 
 
 class CsvRows(TextRows):

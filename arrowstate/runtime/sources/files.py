@@ -44,8 +44,9 @@ class FileSource(Source):
         A folder, or a pattern such as `/data/2026-*/*.csv`; local, or a URL that fsspec opens.
     format : {"parquet", "csv", "json", "arrow"}, default "parquet"
         CSV has the names of its columns in the first line, and an empty field without quotes is null. JSON has an
-        object a line; a missing member is null. Files of both may be compressed if their names say so (`.gz`, `.bz2`,
-        `.zst`, `.lz4`). Arrow is the file format or the stream format of Arrow IPC.
+        object a line; a missing member is null. Lines of both have 4 MiB at most, and blank lines are passed over.
+        Files of both may be compressed if their names say so (`.gz`, `.bz2`, `.zst`, `.lz4`). Arrow is the file format
+        or the stream format of Arrow IPC.
     schema : pa.Schema, optional
         The columns to read, by their names; other columns of the files are left out. Numbers, texts, bytes and times
         of other widths are converted if nothing is lost, but a narrower float is rounded. By default it is the schema
