@@ -483,16 +483,32 @@ def test_a_value_that_does_not_fit_names_the_row(tmp_path: Path, kind: str) -> N
     assert (caught.value.split, caught.value.row) == (f"a.{suffix}", 50)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "arrow stream"])
+@pytest.mark.parametrize("kind", WRITERS)
 def test_a_number_that_is_too_large_for_a_float_names_the_row(tmp_path: Path, kind: str) -> None:
     format, suffix, write = WRITERS[kind]
-    write(tmp_path / f"a.{suffix}", pa.table({"x": [0.5, float("inf"), None, 1e300]}))
+    write(tmp_path / f"a.{suffix}", pa.table({"x": [0.5, float("inf"), None, 1e300], "n": range(4)}))
     source = FileSource(tmp_path, format, schema=pa.schema({"x": pa.float32()}))
 
     with pytest.raises(SourceError, match="column 'x' does not fit float") as caught:
         all_rows(source)
 
     assert (caught.value.split, caught.value.row) == (f"a.{suffix}", 3)
+
+
+def test_a_number_in_json_that_is_too_large_for_a_float_inside_names_the_row(tmp_path: Path) -> None:
+    type = pa.struct({"x": pa.list_(pa.float32()), "y": pa.float16()})
+    texts = ['{"s": {"x": [1.5, null], "y": -0.5}}', '{"s": null}', '{"s": {"x": [1e39]}}']
+    source = FileSource(tmp_path, "json", schema=pa.schema({"s": type}))
+    (tmp_path / "a").write_text("\n".join(texts[:2]))
+    (tmp_path / "b").write_text("\n".join(texts))
+    reader = source.reader()
+    reader.add([Split("a"), Split("b")])
+
+    assert reader.read(10).rows.to_pylist() == [{"s": {"x": [1.5, None], "y": -0.5}}, {"s": None}]
+    assert reader.read(10) == EndOfSplit("a")
+    with pytest.raises(SourceError, match="column 's' does not fit struct") as caught:
+        reader.read(10)
+    assert caught.value.row == 2
 
 
 def test_a_map_is_read_whatever_its_keys_and_items_are_called(tmp_path: Path) -> None:

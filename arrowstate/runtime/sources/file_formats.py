@@ -184,7 +184,7 @@ class TextRows(RowFile):
         """Yield the rows from a number on."""
         text = self._text()
         try:
-            parsed = self.parsed(text, schema)
+            parsed = self.parsed(text, pa.schema([field.with_type(_wide(field.type)) for field in schema]))
         except pa.ArrowInvalid as error:
             if self.empty not in str(error):
                 raise
@@ -332,6 +332,17 @@ def _family(type: pa.DataType) -> str:
     if pa.types.is_list(type) or pa.types.is_large_list(type):
         return f"list of {_family(type.value_type)}"
     return str(type)
+
+
+def _wide(type: pa.DataType) -> pa.DataType:
+    """Return the type a text is parsed to: a number that is too large for a narrower float would be infinite."""
+    if pa.types.is_floating(type):
+        return pa.float64()
+    if pa.types.is_struct(type):
+        return pa.struct([field.with_type(_wide(field.type)) for field in type])
+    if pa.types.is_list(type):
+        return pa.list_(type.value_field.with_type(_wide(type.value_type)))
+    return type
 
 
 def _first_misfit(column: pa.Array, check: Callable[[pa.Array], Any]) -> int:
