@@ -1,5 +1,6 @@
 """The sources that come with the package: the contract, and what they say of input that cannot be read."""
 
+import datetime
 import gzip
 import json
 import os
@@ -730,6 +731,19 @@ def test_rows_of_long_texts_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch
     assert 1 <= batch.rows.num_rows <= 10
     assert [row["n"] for row in all_rows(source)] == list(range(60))
     assert {row["text"][:2] for row in all_rows(source)} == {str(number) * 2 for number in range(10)}
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_96_bits_in_parquet_are_those_that_were_written(tmp_path: Path, unit: str) -> None:
+    years = range(1700, 2200, 100) if unit == "ns" else [1, 1677, 1970, 2263, 9999]
+    times = [datetime.datetime(year, 1, 2, 3, 4, 5) for year in years]
+    rows = pa.table({"at": pa.array(times, pa.timestamp("us")), "in": pa.array([[time] for time in times])})
+    pq.write_table(rows, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True, row_group_size=2)
+    source = FileSource(tmp_path, schema=pa.schema({"at": pa.timestamp(unit), "in": pa.list_(pa.timestamp(unit))}))
+
+    read = pa.Table.from_pylist(all_rows(source), source.schema)
+
+    assert read.equals(rows.cast(source.schema))
 
 
 def test_names_with_dots_and_nested_columns_are_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from arrowstate.schema.types import safe_cast
+from arrowstate.schema.types import safe_cast, type_parts
 
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 64 << 20
@@ -108,9 +108,22 @@ class ParquetRows(RowFile):
         columns = None if any("." in name for name in self.schema.names) else names
         size = sum(metadata.row_group(number).total_byte_size for number in groups)
         most = _rows_of(size / max(1, metadata.num_rows - self.count))
-        for rows in self._rows.iter_batches(most, row_groups=groups, columns=columns, use_threads=False):
+        reader = self._reader_of(schema)
+        for rows in reader.iter_batches(most, row_groups=groups, columns=columns, use_threads=False):
             for piece in _undictionaried(rows):
                 yield self._after(self._fitted(piece, schema), row)
+
+    def _reader_of(self, schema: pa.Schema) -> pq.ParquetFile:
+        """Return what reads times of 96 bits, as Spark writes them, in microseconds, unless nanoseconds are asked for.
+
+        Nanoseconds, which Arrow takes otherwise, begin in 1677 and end in 2262; times beyond them would be others.
+        """
+        columns = self._rows.schema
+        has_wide_times = any(columns.column(number).physical_type == "INT96" for number in range(len(columns)))
+        parts = (part for field in schema for part in type_parts(field.type))
+        if not has_wide_times or any(pa.types.is_timestamp(part) and part.unit == "ns" for part in parts):
+            return self._rows
+        return pq.ParquetFile(self.file, metadata=self._rows.metadata, coerce_int96_timestamp_unit="us")
 
 
 def _rows_of(row_bytes: float) -> int:
