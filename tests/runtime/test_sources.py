@@ -1,6 +1,7 @@
 """The sources that come with the package: the contract, and what they say of input that cannot be read."""
 
 import datetime
+import errno
 import gzip
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.runtime.connectors import Batch, EndOfSplit, Source, Split
+from arrowstate.runtime.restart import is_unrecoverable
 from arrowstate.runtime.sources import file_formats
 from arrowstate.runtime.sources.files import FileSource
 from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource, TableSource
@@ -639,6 +641,34 @@ def test_a_file_that_is_cut_is_an_error_of_file_and_position(tmp_path: Path, kin
 
     assert caught.value.split == path.name
     assert caught.value.position["row"] < len(ROWS)
+    assert is_unrecoverable(caught.value)
+
+
+def test_a_file_with_bytes_that_cannot_be_decompressed_is_not_read_again_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"n": range(10_000)}), path, use_dictionary=False, compression="snappy")
+    body = path.read_bytes()
+    path.write_bytes(body[:100] + b"\xff" * 500 + body[600:])
+
+    with pytest.raises(SourceError) as caught:
+        all_rows(FileSource(tmp_path))
+
+    assert is_unrecoverable(caught.value)
+
+
+def test_a_disk_that_does_not_answer_is_asked_again(tmp_path: Path, monkeypatch: Any) -> None:
+    write_parquet(tmp_path / "a.parquet", ROWS)
+    source = FileSource(tmp_path)
+
+    def fails(path: str) -> None:
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    monkeypatch.setattr(pa, "OSFile", fails)
+
+    with pytest.raises(SourceError) as caught:
+        all_rows(source)
+
+    assert not is_unrecoverable(caught.value)
 
 
 def change(path: Path) -> None:

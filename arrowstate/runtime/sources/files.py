@@ -151,7 +151,7 @@ class _Folder:
 
     def __init__(self, path: str, storage_options: Mapping[str, Any]) -> None:
         self._files, self._path = fsspec.core.url_to_fs(path, **storage_options)
-        self._is_local = "file" in self._files.protocol
+        self.is_local = "file" in self._files.protocol
         # A folder may have the name of a pattern.
         self._is_pattern = glob.has_magic(self._path) and not self._files.exists(self._path)
         parts = self._path.split("/")
@@ -163,13 +163,13 @@ class _Folder:
         self._files.invalidate_cache()
         if self._is_pattern:
             found = self._files.glob(self._path, detail=True)
-        elif self._is_local and not self._files.exists(self._path):
+        elif self.is_local and not self._files.exists(self._path):
             raise InvalidInputError(f"there is no folder {self._path}")
         else:
             found = self._files.find(self._path, detail=True)
         names = {self._name(path): info for path, info in found.items()}
         shown = {name: info for name, info in names.items() if name and not _is_hidden(name)}
-        if self._is_local:
+        if self.is_local:
             shown = {name: info for name in shown if (info := _local_info(self._path_of(name))) is not None}
         return {name: info for name, info in shown.items() if info["type"] == "file"}
 
@@ -189,7 +189,7 @@ class _Folder:
     def info(self, name: str) -> dict[str, Any]:
         """Return what the filesystem says of a file now."""
         path = self._path_of(name)
-        if self._is_local:
+        if self.is_local:
             info = _local_info(path)
             if info is None:
                 raise FileNotFoundError(path)
@@ -200,7 +200,7 @@ class _Folder:
     def open(self, name: str) -> pa.NativeFile:
         """Return a file; a local one is read, not mapped, for a file that is cut then would end the process."""
         path = self._path_of(name)
-        if self._is_local:
+        if self.is_local:
             return pa.OSFile(path)
         return pa.PythonFile(self._files.open(path, "rb"), mode="r")
 
@@ -243,7 +243,8 @@ class _FileSplit(ChunkedSplit):
             rows = FORMATS[self._source.format](self._file, name)
         except (pa.ArrowException, OSError, EOFError) as error:
             self._check_unchanged()
-            raise SourceError(name, self.position, f"no whole {self._source.format} file: {error}") from error
+            detail = f"no whole {self._source.format} file: {error}"
+            raise SourceError(name, self.position, detail) from self._of_arrow(error)
         try:
             yield from rows.batches(self._source.schema, row)
             if self.row > rows.count:
@@ -255,8 +256,20 @@ class _FileSplit(ChunkedSplit):
             # What was changed while it was read is no cut file.
             self._check_unchanged()
             found = rows.row_of(error)
-            raise SourceError(name, self.position, f"{type(error).__name__}: {error}", found) from error
+            detail = f"{type(error).__name__}: {error}"
+            raise SourceError(name, self.position, detail, found) from self._of_arrow(error)
         self._check_unchanged()
+
+    def _of_arrow(self, error: Exception) -> Exception:
+        """Return an error as the cause of one that another attempt would find again, or would not.
+
+        Arrow tells bytes that cannot be decompressed as it tells a disk that does not answer, but without a number.
+        """
+        if not self._folder.is_local or type(error) is not OSError or error.errno is not None:
+            return error
+        told = pa.ArrowInvalid(str(error))
+        told.__cause__ = error
+        return told
 
     def _check_unchanged(self) -> None:
         name = self._split.id
