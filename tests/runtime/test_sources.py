@@ -387,6 +387,7 @@ def test_rows_come_as_fast_as_was_asked_for_and_what_was_missed_comes_at_once() 
         (lambda: TableSource([1]), "must be a pyarrow.Table, got list"),
         (lambda: TableSource(ROWS).reader().read(0), "max_rows must be at least 1, got 0"),
         (lambda: FileSource("/tmp", "xml", schema=NUMBERS), "must be one of parquet, csv, json, arrow, got 'xml'"),
+        (lambda: FileSource("/tmp", schema=NUMBERS, discovery_ms=-1), "discovery_ms must be"),
         (lambda: FileSource("/tmp", "csv"), "a source of csv files needs a schema"),
         (lambda: FileSource("/no/such/folder"), "there is no folder /no/such/folder"),
     ],
@@ -443,6 +444,68 @@ def test_a_path_may_be_that_of_a_file_and_a_folder_may_look_like_a_pattern(tmp_p
     one = FileSource(folder / "a.parquet")
     assert [split.id for split in one.discover(())] == ["a.parquet"]
     assert all_rows(one) == ROWS.to_pylist()
+
+
+@pytest.mark.parametrize("name", ["_a.parquet", ".a", "a.tmp"])
+def test_a_file_that_is_named_itself_is_not_left_out(tmp_path: Path, name: str) -> None:
+    write_parquet(tmp_path / name, ROWS)
+
+    assert all_rows(FileSource(tmp_path / name)) == ROWS.to_pylist()
+    assert FileSource(tmp_path, schema=ROWS.schema).discover(()) == []
+
+
+def test_a_source_without_an_end_waits_for_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    source = FileSource(folder, schema=ROWS.schema, is_bounded=False)
+    assert source.discover(()) == []
+
+    folder.mkdir()
+    write_parquet(folder / "a.parquet", ROWS)
+
+    assert [split.id for split in source.discover(())] == ["a.parquet"]
+
+
+def test_a_bounded_source_needs_its_folder_at_the_first_start_alone(tmp_path: Path) -> None:
+    source = FileSource(tmp_path / "none", schema=ROWS.schema)
+
+    with pytest.raises(InvalidInputError, match="a bounded source needs one when its job starts for the first time"):
+        source.discover(())
+    assert source.discover(("a.parquet",)) == []
+
+
+@pytest.mark.parametrize("pattern", ["", "*/*.parquet"])
+def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: Any, pattern: str) -> None:
+    for name in ("open", "shut", "_hidden"):
+        (tmp_path / name).mkdir()
+        write_parquet(tmp_path / name / "a.parquet", ROWS)
+    source = FileSource(tmp_path / pattern, schema=ROWS.schema)
+    scandir = os.scandir
+    errors = {"_hidden": PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "_hidden"))}
+
+    def listed(path: str) -> Any:
+        if Path(path).name in errors:
+            raise errors[Path(path).name]
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", listed)
+
+    assert [split.id for split in source.discover(())] == ["open/a.parquet", "shut/a.parquet"]
+    errors["shut"] = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "shut"))
+    with pytest.raises(PermissionError, match="shut"):
+        source.discover(())
+    errors["shut"] = FileNotFoundError(errno.ENOENT, "No such file or directory", str(tmp_path / "shut"))
+    assert [split.id for split in source.discover(())] == ["open/a.parquet"]
+
+
+def test_a_name_that_is_not_utf8_is_told_before_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "_\udcff.csv").write_text("n\n1\n")
+    source = FileSource(tmp_path, "csv", schema=NUMBERS)
+    assert source.discover(()) == []
+
+    (tmp_path / "\udcff.csv").write_text("n\n1\n")
+
+    with pytest.raises(InvalidInputError, match=r"the name of the file '\\udcff.csv' is not UTF-8"):
+        source.discover(())
 
 
 def test_a_linked_file_is_read(tmp_path: Path) -> None:

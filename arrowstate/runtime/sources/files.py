@@ -16,12 +16,14 @@ from typing import Any, Literal, get_args
 
 import fsspec
 import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
 
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.runtime.connectors import Reader, Source, Split
 from arrowstate.runtime.sources.file_formats import FORMATS, NEED_SCHEMA, Misfit
 from arrowstate.runtime.sources.reading import ChunkedSplit, SplitsReader, checked_schema, row_number
 from arrowstate.storage.registry import options_of
+from arrowstate_formats.integers import check_integer
 
 Format = Literal["parquet", "csv", "json", "arrow"]
 
@@ -108,7 +110,7 @@ class FileSource(Source):
             self.path = str(os.path.abspath(os.path.expanduser(self.path)))  # noqa: PTH100, PTH111  # it may be a pattern
         self.format = format
         self.is_bounded = is_bounded
-        self.discovery_ms = discovery_ms
+        self.discovery_ms = check_integer("discovery_ms", discovery_ms, 0, 2**40, unit="milliseconds")
         self.storage_options = options_of("storage_options", storage_options)
         self.schema = checked_schema(self._first_schema() if schema is None else schema)
 
@@ -141,9 +143,11 @@ class FileSource(Source):
                     return FORMATS[self.format](file, name).schema
                 except (pa.ArrowException, OSError, EOFError) as error:
                     raise SourceError(name, None, f"no whole {self.format} file: {error}") from error
-        raise InvalidInputError(
-            f"there is no file in {self.path} that has a schema; give one: schema=pa.schema({{...}})"
-        )
+        folder = _Folder(self.path, self.storage_options)
+        problem = f"there is no file in {self.path} that has a schema; give one"
+        if not folder.is_pattern and not folder.is_there:
+            problem = f"there is no folder {self.path}; mend the path, or give a schema"
+        raise InvalidInputError(f"{problem}: schema=pa.schema({{...}})")
 
 
 class _Folder:
@@ -153,30 +157,36 @@ class _Folder:
         self._files, self._path = fsspec.core.url_to_fs(path, **storage_options)
         self.is_local = "file" in self._files.protocol
         # A folder may have the name of a pattern.
-        self._is_pattern = glob.has_magic(self._path) and not self._files.exists(self._path)
+        self.is_pattern = glob.has_magic(self._path) and not self._files.exists(self._path)
         parts = self._path.split("/")
         plain = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-        self._root = "/".join(parts[:plain] if self._is_pattern else parts).rstrip("/")
+        self._root = "/".join(parts[:plain] if self.is_pattern else parts).rstrip("/")
+        if self.is_local:
+            self._files = _LocalFiles(self._root)
 
     def list(self) -> dict[str, dict[str, Any]]:
         """Return what the filesystem says of each file that is not left out."""
         self._files.invalidate_cache()
-        if self._is_pattern:
-            found = self._files.glob(self._path, detail=True)
-        elif self.is_local and not self._files.exists(self._path):
-            raise InvalidInputError(f"there is no folder {self._path}")
-        else:
-            found = self._files.find(self._path, detail=True)
+        search = self._files.glob if self.is_pattern else self._files.find
+        try:
+            found = search(self._path, detail=True)
+        except _NotListedError as error:
+            raise error.error from None
         names = {self._name(path): info for path, info in found.items()}
-        shown = {name: info for name, info in names.items() if name and not _is_hidden(name)}
+        # A file that is the path itself is not hidden by its name.
+        is_one = list(found) == [self._root] and not self.is_pattern
+        shown = {name: info for name, info in names.items() if name and (is_one or not _is_hidden(name))}
         if self.is_local:
             shown = {name: info for name in shown if (info := _local_info(self._path_of(name))) is not None}
-        return {name: info for name, info in shown.items() if info["type"] == "file"}
+        files = {name: info for name, info in shown.items() if info["type"] == "file"}
+        for name in files:
+            _check_name(name)
+        return files
 
     @property
     def is_there(self) -> bool:
         """Whether it is a folder that exists."""
-        return not self._is_pattern and bool(self._files.exists(self._path))
+        return not self.is_pattern and bool(self._files.exists(self._path))
 
     def _name(self, path: str) -> str:
         # The path may be that of one file.
@@ -203,6 +213,38 @@ class _Folder:
         if self.is_local:
             return pa.OSFile(path)
         return pa.PythonFile(self._files.open(path, "rb"), mode="r")
+
+
+class _NotListedError(Exception):  # it becomes the error that it has
+    """A folder could not be listed."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _LocalFiles(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
+    """The files below a folder, where one that cannot be listed is an error, and those that are hidden are empty."""
+
+    cachable = False
+
+    def __init__(self, root: str) -> None:
+        super().__init__()
+        self._top = root
+
+    def ls(self, path: str, detail: bool = False, **options: Any) -> list[Any]:
+        """Return what is in a folder."""
+        if path != self._top and path.rpartition("/")[2][:1] in (".", "_"):
+            return []
+        try:
+            found: list[Any] = super().ls(path, detail=detail, **options)
+        except FileNotFoundError:
+            # It is gone meanwhile.
+            raise
+        except OSError as error:
+            # fsspec's search passes over a folder with an error of the system.
+            raise _NotListedError(error) from None
+        return found
 
 
 class _FileSplit(ChunkedSplit):
@@ -301,6 +343,14 @@ def _local_info(path: str) -> dict[str, Any] | None:
 
 def _is_hidden(name: str) -> bool:
     return any(part[:1] in (".", "_") for part in name.split("/")) or name.endswith((".tmp", ".inprogress"))
+
+
+def _check_name(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        problem = f"the name of the file {name!a} is not UTF-8, so no checkpoint can have it; give it another"
+        raise InvalidInputError(problem) from None
 
 
 def _version(info: Mapping[str, Any]) -> str:
