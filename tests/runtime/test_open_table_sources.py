@@ -19,6 +19,7 @@ import arrowstate
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.publish.deletes import DeadRows
 from arrowstate.runtime import Batch, DeltaSource, EndOfSplit, IcebergSource, Job, OutputTable, Reader, Source, Split
+from arrowstate.runtime.restart import is_unrecoverable
 from arrowstate.testing import SourceConformance
 from arrowstate.testing.jobs import simulate
 from long_form import short_or_long
@@ -297,6 +298,19 @@ def test_files_that_are_gone_are_told(place: Delta | Iceberg, tmp_path: Path) ->
 
     with pytest.raises(SourceError, match=r"the file .* is gone"):
         reader.read(100)
+
+
+def test_a_file_that_is_damaged_is_named(place: Delta | Iceberg, tmp_path: Path) -> None:
+    place.make(SCHEMA)
+    place.append(numbers(0, 3))
+    reader = reader_of(place.source())
+    (path,) = tmp_path.rglob("*.parquet")
+
+    path.write_bytes(bytes(path.stat().st_size))
+
+    with pytest.raises(SourceError, match=path.name) as caught:
+        reader.read(100)
+    assert is_unrecoverable(caught.value)
 
 
 def test_a_table_that_went_back_is_refused(place: Delta | Iceberg) -> None:

@@ -288,6 +288,8 @@ class _DeltaFollower(Follower):
             yield from self._columns_of(file, row)
         except Misfit as error:
             raise Unreadable(f"file {file.path!r}: {error.detail}") from error.__cause__
+        except (pa.ArrowException, OSError) as error:
+            raise Unreadable(f"file {file.path!r}: {type(error).__name__}: {error}") from error
         finally:
             self._file.close()
 

@@ -226,6 +226,8 @@ class _IcebergFollower(Follower):
             raise Unreadable(
                 f"the file {file.file.file_path!r} is gone; its snapshot was expired before it was read: {error}"
             ) from None
+        except (pa.ArrowException, OSError) as error:
+            raise Unreadable(f"file {file.file.file_path!r}: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Close the catalog."""

@@ -26,7 +26,7 @@ FILE_AND_ROW = {"file": pa.int64(), "row": pa.int64()}
 
 
 class Unreadable(Exception):  # it becomes a SourceError, which has the split and the position
-    """A table cannot be read on from a position, and another attempt would find the same."""
+    """A table cannot be read on from a position; its cause, if there is one, says whether another attempt may read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class OpenTableSplit(ChunkedSplit):
                     if self._source.is_bounded:
                         return
             except Unreadable as error:
-                raise SourceError(self._split.id, self.position, str(error)) from None
+                raise SourceError(self._split.id, self.position, str(error)) from error.__cause__
             yield None
             while not looks.due():
                 yield None
