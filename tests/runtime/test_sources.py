@@ -559,6 +559,7 @@ def test_a_number_that_is_too_large_for_a_float_names_the_row(tmp_path: Path, ki
         all_rows(source)
 
     assert (caught.value.split, caught.value.row) == (f"a.{suffix}", 3)
+    assert is_unrecoverable(caught.value)
 
 
 def test_a_number_in_json_that_is_too_large_for_a_float_inside_names_the_row(tmp_path: Path) -> None:

@@ -82,7 +82,9 @@ class RowFile(ABC):
             return safe_cast(column, field.type)
         except (pa.ArrowInvalid, OverflowError) as error:
             row = self.count + _first_misfit(column, lambda part: safe_cast(part, field.type))
-            raise Misfit(f"column {field.name!r} does not fit {field.type}: {error}", row) from error
+            # An error of this package is no cause, for a job would take it for one of a system and read again.
+            cause = error if isinstance(error, pa.ArrowInvalid) else None
+            raise Misfit(f"column {field.name!r} does not fit {field.type}: {error}", row) from cause
 
 
 class ParquetRows(RowFile):
