@@ -259,6 +259,8 @@ class Outside:
         self.exits = self.steps = 0
         "How many functions are to raise what is no `Exception`."
         self.bad_closes = False
+        self.turns = 0
+        "How many turns the parts of the job have had."
 
     def check_told(self, told: list[tuple[str, int]], what: str, checkpoint_id: int) -> None:
         """Look at what a function is told of a checkpoint; `told` is what it was told before in its attempt."""

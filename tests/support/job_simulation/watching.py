@@ -97,6 +97,10 @@ class Luck:
         )
 
 
+MOST_TURNS = 50_000
+"""After so many turns of its parts a job should be over; most have 1,000 to 5,000."""
+
+
 class Unruly(Inline):
     """A job that loses messages and leaves some of its parts alone for a while, and is looked at in every step."""
 
@@ -104,6 +108,12 @@ class Unruly(Inline):
     def stalled(self) -> dict[str, int]:
         """Who is left alone, for how many steps."""
         return {}
+
+    def step(self) -> None:
+        WORLD.outside.turns += 1
+        if WORLD.outside.turns > MOST_TURNS:
+            raise Violation(f"the job is not over after {MOST_TURNS} turns")
+        super().step()
 
     def loses(self, message: Any) -> bool:
         outside = WORLD.outside
