@@ -673,6 +673,17 @@ def test_a_line_that_is_too_long_is_told(tmp_path: Path, monkeypatch: Any, text:
         all_rows(FileSource(tmp_path, "csv", schema=NUMBERS))
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_name_that_two_columns_of_csv_have_is_refused(tmp_path: Path, suffix: str) -> None:
+    body = b'\xef\xbb\xbf\r\n"n",text,n,text\r\n1,a,2,b\r\n'
+    (tmp_path / f"a.csv{suffix}").write_bytes(gzip.compress(body) if suffix else body)
+
+    with pytest.raises(SourceError, match="the file has 2 columns 'n'"):
+        all_rows(FileSource(tmp_path, "csv", schema=NUMBERS))
+    with pytest.raises(SourceError, match="the file has 2 columns 'text'"):
+        all_rows(FileSource(tmp_path, "csv", schema=pa.schema({"text": pa.string()})))
+
+
 @pytest.mark.parametrize("text", ["", "\n" * 99, "\ufeff\r\n\r\n"])
 @pytest.mark.parametrize("format", ["csv", "json"])
 def test_a_text_without_anything_has_no_rows(tmp_path: Path, monkeypatch: Any, format: Any, text: str) -> None:

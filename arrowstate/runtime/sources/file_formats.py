@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -21,6 +23,9 @@ _BATCH_BYTES = 64 << 20
 _BLOCK_BYTES = 4 << 20
 """A line of a text is no longer than this."""
 
+
+_NAMES_BYTES = 64 << 10
+"""The names of columns within so many bytes are looked at."""
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
@@ -197,6 +202,7 @@ class TextRows(RowFile):
 
     def batches(self, schema: pa.Schema, row: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows from a number on."""
+        self.check_names(schema)
         text = self._text()
         try:
             parsed = self.parsed(text, pa.schema([field.with_type(_wide(field.type)) for field in schema]))
@@ -208,6 +214,9 @@ class TextRows(RowFile):
             return
         for rows in self._whole_lines(parsed):
             yield self._after(self._fitted(rows, schema), row)
+
+    def check_names(self, schema: pa.Schema) -> None:
+        """Refuse a file in which columns cannot be told apart, and leave it at its beginning."""
 
     def _text(self) -> pa.NativeFile:
         codec = next((codec for suffix, codec in _CODECS.items() if self.name.endswith(suffix)), None)
@@ -232,6 +241,17 @@ class CsvRows(TextRows):
     """CSV with the names of the columns in its first line."""
 
     empty = "Empty CSV file"
+
+    def check_names(self, schema: pa.Schema) -> None:
+        """Refuse a name that two columns have, of which the parser would take the first."""
+        # Held, for a stream that is let go closes its file.
+        self._beginning = self._text()
+        text = self._beginning.read(_NAMES_BYTES).decode("utf-8-sig", "replace")
+        self.file.seek(0)
+        names = next(filter(None, csv.reader(io.StringIO(text, newline=""))), [])
+        for name in schema.names:
+            if names.count(name) > 1:
+                raise Misfit(f"the file has {names.count(name)} columns {name!r}")
 
     def parsed(self, text: pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Return the rows of a text."""
