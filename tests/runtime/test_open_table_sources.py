@@ -313,6 +313,24 @@ def test_a_file_that_is_damaged_is_named(place: Delta | Iceberg, tmp_path: Path)
     assert is_unrecoverable(caught.value)
 
 
+def test_a_text_that_is_not_utf8_is_told_with_its_file(place: Delta | Iceberg, tmp_path: Path) -> None:
+    place.make(SCHEMA)
+    place.append(numbers(0, 3))
+    reader = reader_of(place.source())
+    (path,) = tmp_path.rglob("*.parquet")
+    body = path.read_bytes()
+
+    # Another file of as many bytes, for they stand in the log.
+    rows = pq.read_table(path)
+    with pq.ParquetWriter(path, rows.schema, compression="none", use_dictionary=False, write_statistics=False) as file:
+        file.write_table(rows)
+    path.write_bytes(path.read_bytes().replace(b"u1", b"u\xff"))
+    assert path.read_bytes() != body
+
+    with pytest.raises(SourceError, match=f"{path.name}.*Invalid UTF8"):
+        reader.read(100)
+
+
 def test_a_table_that_went_back_is_refused(place: Delta | Iceberg) -> None:
     place.make(SCHEMA)
     place.append(numbers(0, 1))

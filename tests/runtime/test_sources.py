@@ -598,6 +598,37 @@ def test_a_text_in_json_that_is_not_utf8_names_the_row(tmp_path: Path, type: pa.
     assert (caught.value.split, caught.value.row) == ("a.json", 3)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "arrow stream"])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_text_that_is_not_utf8_names_the_row_where_its_column_is_read(
+    tmp_path: Path, kind: str, is_list: bool
+) -> None:
+    format, suffix, write = WRITERS[kind]
+    texts = pa.array([b"a"] * 20 + [b"\xff"] + [b"b"] * 9, pa.binary()).view(pa.string())
+    column = pa.ListArray.from_arrays(pa.array(range(31), pa.int32()), texts) if is_list else texts
+    write(tmp_path / f"a.{suffix}", pa.table({"text": column, "n": range(30)}))
+
+    with pytest.raises(SourceError, match="column 'text' does not fit: .*Invalid UTF8") as caught:
+        all_rows(FileSource(tmp_path, format))
+
+    assert (caught.value.split, caught.value.row) == (f"a.{suffix}", 20)
+    assert is_unrecoverable(caught.value)
+    assert len(all_rows(FileSource(tmp_path, format, schema=NUMBERS))) == 30
+
+
+def test_places_of_texts_that_are_damaged_are_told(tmp_path: Path) -> None:
+    rows = pa.table({"text": ["aaaa", "bbbb"] * 500})
+    path = tmp_path / "a.arrow"
+    with pa.ipc.new_file(path, rows.schema) as file:
+        file.write_table(rows)
+    body = path.read_bytes()
+    begin = body.index(np.arange(0, 400, 4, np.int32).tobytes()) + 40
+    path.write_bytes(body[:begin] + b"\x00\x00\x00\x7f" * 20 + body[begin + 80 :])
+
+    with pytest.raises(SourceError, match="column 'text' does not fit"):
+        all_rows(FileSource(tmp_path, "arrow"))
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "arrow stream", "csv"])
 @pytest.mark.parametrize(
     ("columns", "message"), [({"m": pa.int64()}, "'m'"), ({"text": pa.int64()}, "text|invalid value")]

@@ -78,6 +78,24 @@ class RowFile(ABC):
             columns.append(self._cast(rows.column(numbers[0]), field))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
+    def _checked(self, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Return rows whose columns of `schema` are whole and have texts of UTF-8, which a library does not look at.
+
+        A checkpoint with others would be one that is damaged, and many kernels of Arrow would end the process.
+        """
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            if name not in schema.names:
+                continue
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                row = None
+                if "UTF8" in str(error) and not any(map(pa.types.is_dictionary, type_parts(column.type))):
+                    # The values of lists are looked at as a whole, also of a slice.
+                    row = self.count + _first_misfit(column, lambda part: part.take(_all(part)).validate(full=True))
+                raise Misfit(f"column {name!r} does not fit: {error}", row) from error
+        return rows
+
     def _cast(self, column: pa.Array, field: pa.Field) -> pa.Array:
         if column.type.equals(field.type):
             return column
@@ -117,7 +135,7 @@ class ParquetRows(RowFile):
         most = _rows_of(size / max(1, metadata.num_rows - self.count))
         reader = self._reader_of(schema)
         for rows in reader.iter_batches(most, row_groups=groups, columns=columns, use_threads=False):
-            for piece in _undictionaried(rows):
+            for piece in _undictionaried(self._checked(rows, schema)):
                 yield self._after(self._fitted(piece, schema), row)
 
     def _reader_of(self, schema: pa.Schema) -> pq.ParquetFile:
@@ -168,7 +186,7 @@ class ArrowRows(RowFile):
         """Yield the rows from a number on."""
         if not self._is_file:
             for rows in self._rows:
-                yield self._after(self._fitted(rows, schema), row)
+                yield self._after(self._fitted(self._checked(rows, schema), schema), row)
             return
         number = 0
         counter = self._counter() if row else None
@@ -179,7 +197,8 @@ class ArrowRows(RowFile):
             self.count += rows.num_rows
             number += 1
         for further in range(number, self._rows.num_record_batches):
-            yield self._after(self._fitted(self._rows.get_batch(further), schema), row)
+            rows = self._checked(self._rows.get_batch(further), schema)
+            yield self._after(self._fitted(rows, schema), row)
 
     def _counter(self) -> Any:
         """Return a reader of one narrow column, which tells the rows of a batch."""
@@ -286,18 +305,7 @@ class JsonRows(TextRows):
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
             parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
         )
-        return map(self._checked, parsed)
-
-    def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows whose texts are UTF-8, which the parser does not look at."""
-        for name, column in zip(rows.schema.names, rows.columns, strict=True):
-            try:
-                column.validate(full=True)
-            except pa.ArrowInvalid as error:
-                # The values of lists are looked at as a whole, also of a slice.
-                row = self.count + _first_misfit(column, lambda part: part.take(_all(part)).validate(full=True))
-                raise Misfit(f"column {name!r} does not fit: {error}", row) from error
-        return rows
+        return (self._checked(rows, schema) for rows in parsed)
 
     def row_of(self, error: BaseException) -> int | None:
         """Return the row of a message, which counts from the beginning of a block."""

@@ -217,6 +217,8 @@ class _IcebergFollower(Follower):
         scan = ArrowScan(self._table.metadata, self._table.io, self._source.fields, AlwaysTrue())
         try:
             for batch in scan.to_record_batches([file]):
+                # A checkpoint with a text that is not UTF-8 would be one that is damaged.
+                batch.validate(full=True)
                 rest = batch.slice(min(row, batch.num_rows))
                 row = max(0, row - batch.num_rows)
                 if rest.num_rows:
