@@ -104,12 +104,13 @@ class OutputSource(_StoreSource):
     NotFoundError
         If there is no such store, checkpoint or table.
     InvalidInputError
-        If an argument is wrong. If the store was rolled back to fewer rows than were read, reading raises a
-        `SourceError`.
+        If an argument is wrong. If the table has fewer rows than were read, as after a rollback of the store, reading
+        raises a `SourceError`.
 
     Notes
     -----
-    A position is the number of the next row, which never changes, even if rows are moved to other files.
+    A position is the number of the next row, which never changes, even if rows are moved to other files. Who rolls the
+    store back must see to its readers: once the table has as many rows again, a reader takes the further ones.
 
     Examples
     --------
