@@ -17,6 +17,7 @@ import pytest
 import arrowstate
 from arrowstate.errors import InvalidInputError, SourceError, UnavailableError
 from arrowstate.runtime import Batch, Job, ParquetSink, PostgresCDCSource, PostgresSink, Reader, Restart, Source, Split
+from arrowstate.runtime.sources.postgres_copying import Copying
 from arrowstate.testing import SourceConformance
 from long_form import short_or_long
 
@@ -378,6 +379,45 @@ def test_a_long_value_that_an_update_leaves_and_nobody_sends_is_refused_with_its
     with pytest.raises(SourceError, match="column 'long' has a long value that an update left as it was"):
         read(source, split.position, rows=2)
     assert shown(read(without, split.position, rows=2)) == [("insert", 1, 1), ("update_postimage", 1, 2)]
+
+
+def test_a_long_value_that_an_update_before_the_snapshot_left_is_not_asked_for(
+    database: str, connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.execute("create table t (id int primary key, long text)")
+    connection.execute(f"insert into t values (1, {LONG})")
+    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert")
+    source.discover(())
+    connection.execute("update t set id = id")
+    position = read(source, rows=1)[-1].position
+    connection.execute("insert into t values (2, 'short')")
+    take = Copying.take
+
+    def take_both(copying: Copying, most: int) -> list[bytes]:
+        messages: list[bytes] = []
+        while len([message for message in messages if message[25:26] == b"C"]) < 2:
+            messages += take(copying, most)
+        monkeypatch.setattr(Copying, "take", take)
+        return messages
+
+    monkeypatch.setattr(Copying, "take", take_both)
+
+    assert shown(read(source, position, rows=1)) == [("insert", 2, "short")]
+
+
+def test_a_long_key_that_an_update_leaves_comes_with_the_old_key(database: str, connection: Any) -> None:
+    connection.execute("create table t (id text primary key, v int)")
+    connection.execute("alter table t alter id set storage external")
+    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False)
+    (split,) = source.discover(())
+
+    connection.execute("insert into t values (repeat('x', 2500), 1); update t set v = 2; delete from t")
+
+    assert shown(read(source, split.position, rows=3)) == [
+        ("insert", "x" * 2500, 1),
+        ("update_postimage", "x" * 2500, 2),
+        ("delete", "x" * 2500, None),
+    ]
 
 
 def test_a_partitioned_table_is_one_table(database: str, connection: Any) -> None:

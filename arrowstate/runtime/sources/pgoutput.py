@@ -96,7 +96,8 @@ class Rows:
         chosen = 2 * np.arange(count)
         if filled:
             chosen = np.where(lengths == UNCHANGED, chosen - 2, chosen)
-            lengths = np.where(lengths == UNCHANGED, np.roll(lengths, 1), lengths)
+            # The first row has none before it.
+            lengths = np.where(lengths == UNCHANGED, np.concatenate([[ABSENT], lengths[:-1]]), lengths)
         return texts.take(pa.array(chosen, mask=lengths < 0))
 
 

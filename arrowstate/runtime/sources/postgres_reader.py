@@ -354,8 +354,11 @@ class _Stream:
         is_new &= ~read & (kinds >= 0)
         if not is_new.any():
             return None
+        # An old row that is not whole has the key.
+        has_old_key = np.roll(rows.kinds == pgoutput.PREIMAGE, 1)
         for column, place in zip(self._feed.columns, places, strict=True):
-            if (is_new & (rows.lengths[place] == pgoutput.UNCHANGED) & ~rows.has_whole_old).any():
+            has_old = has_old_key if column.name in self._feed.key else rows.has_whole_old
+            if (is_new & (rows.lengths[place] == pgoutput.UNCHANGED) & ~has_old).any():
                 raise self._error(
                     f"column {column.name!r} has a long value that an update left as it was, and PostgreSQL does "
                     f"not send it; `alter table {self._feed.namespace}.{self._feed.table} replica identity full` and "
