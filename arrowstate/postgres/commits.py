@@ -121,15 +121,15 @@ class PostgresCommits:
         if not rows.num_rows:
             return
         say = sql.SQL(
-            "insert into {commits} as had (sink, subtask, checkpoint) values (%s, %s, %s) "
+            "insert into {commits} as had (sink, subtask, checkpoint) values ({values}) "
             "on conflict (sink, subtask) do update set checkpoint = excluded.checkpoint "
             "where had.checkpoint < excluded.checkpoint"
-        ).format(commits=self._name(COMMITS))
-        values = (sink, subtask, number)
+        ).format(commits=self._name(COMMITS), values=sql.SQL(", ").join(map(sql.Literal, (sink, subtask, number))))
 
         def add(connection: Connection[Any]) -> None:
             # Who comes at the same time waits for the row of this token, and finds that it is not older then.
-            if not connection.execute(say, values).rowcount:
+            # Values that are given besides would have a % in the name of a schema read as a place for one.
+            if not connection.execute(say).rowcount:
                 return
             # A time without a zone is one of UTC, whatever zone the role or the database has.
             connection.execute("set local time zone 'UTC'")

@@ -389,7 +389,7 @@ def test_a_long_value_that_an_update_before_the_snapshot_left_is_not_asked_for(
     source = PostgresCDCSource(database, "t", slot="s", changelog="upsert")
     source.discover(())
     connection.execute("update t set id = id")
-    position = read(source, rows=1)[-1].position
+    position = next(batch.position for batch in read(source, rows=1) if batch.position["key"] is None)
     connection.execute("insert into t values (2, 'short')")
     take = Copying.take
 
@@ -549,6 +549,29 @@ def test_a_snapshot_that_is_cut_goes_on_with_another(database: str, connection: 
     assert cuts == 3
     assert model.rows == dict(connection.execute("select id, v from t").fetchall())
     assert position is not None
+
+
+def test_a_snapshot_goes_on_after_a_key_of_a_type_and_a_text_of_any_kind(database: str, connection: Any) -> None:
+    connection.execute('create type "50%" as (part int, name text)')
+    full(connection, 'a "50%", b text, v int, primary key (a, b)')
+    keys = [("(1,x)", "100%s"), ("(1,x)", "100%t"), ('(2,"y,")', "\\'")]
+    connection.cursor().executemany("insert into t values (%s, %s, 1)", keys)
+    source = PostgresCDCSource(database, "t", slot="s")
+    reader = source.reader()
+    reader.add(source.discover(()))
+    while (first := reader.read(1)) is None:
+        pass
+    reader.close()
+
+    connection.execute("update t set v = 2")
+
+    assert shown([first]) == [("insert", *keys[0], 1)]  # type: ignore[list-item]
+    assert shown(read(source, first.position, rows=4)) == [  # type: ignore[union-attr]
+        ("insert", *keys[1], 2),
+        ("insert", *keys[2], 2),
+        ("update_preimage", *keys[0], 1),
+        ("update_postimage", *keys[0], 2),
+    ]
 
 
 def test_a_table_without_a_key_cannot_be_read_on_where_its_snapshot_was_left(database: str, connection: Any) -> None:

@@ -421,17 +421,19 @@ def test_a_table_that_is_not_there_is_told_when_the_job_starts(database: str, co
 
 
 def test_table_and_tokens_are_in_the_schema_that_was_asked_for(database: str, connection: Any) -> None:
-    connection.execute('create schema "my ""reports"; create table "my ""reports".totals ("user" text, total bigint)')
-    sink = PostgresSink(database, "totals", schema='my "reports')
+    connection.execute(
+        'create schema "my ""5% reports"; create table "my ""5% reports".totals ("user" text, total bigint)'
+    )
+    sink = PostgresSink(database, "totals", schema='my "5% reports')
     sink.open("a-store", "a-sink")
 
     sink.commit(ROWS, token(7, subtask=2))
 
-    found = connection.execute('select * from "my ""reports".arrowstate_commits').fetchall()
+    found = connection.execute('select * from "my ""5% reports".arrowstate_commits').fetchall()
     assert found == [("a-store/a-sink", 2, 7)]
-    assert connection.execute('select count(*) from "my ""reports".totals').fetchone() == (len(ROWS),)
+    assert connection.execute('select count(*) from "my ""5% reports".totals').fetchone() == (len(ROWS),)
     sink.close()
-    connection.execute('drop schema "my ""reports" cascade')
+    connection.execute('drop schema "my ""5% reports" cascade')
 
 
 def test_who_may_only_insert_needs_no_more_where_the_tokens_have_a_table(database: str, connection: Any) -> None:

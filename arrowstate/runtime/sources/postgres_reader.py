@@ -214,7 +214,12 @@ class _Snapshot:
         keys = SQL(", ").join(map(Identifier, feed.key))
         where: Composable = SQL("")
         if self._start is not None:
-            where = SQL(" where ({}) > ({})").format(keys, SQL(", ").join(map(Literal, self._start["key"])))
+            types = {column.name: column.type_name for column in feed.columns}
+            left = [
+                SQL("{}::{}").format(Literal(value), SQL(types[name]))
+                for name, value in zip(feed.key, self._start["key"], strict=True)
+            ]
+            where = SQL(" where ({}) > ({})").format(keys, SQL(", ").join(left))
         order = SQL(" order by {}").format(keys) if feed.key else SQL("")
         command = SQL("copy (select {} from {}{}{}) to stdout (format csv, force_quote *)").format(
             SQL(", ").join(columns), feed.name(), where, order
@@ -431,10 +436,11 @@ class _Stream:
         query = SQL("select row({}) <= row({}) from unnest({}) with ordinality as t({}) order by n").format(
             SQL(", ").join(ours),
             SQL(", ").join(theirs),
-            SQL(", ").join([SQL("%s::text[]")] * len(ours)),
+            # Values that are given besides would have each % of a key or a type read as a place for one.
+            SQL(", ").join([SQL("{}::text[]").format(Literal(key.to_pylist())) for key in keys]),
             SQL(", ").join([Identifier(f"k{number}") for number in range(len(ours))] + [Identifier("n")]),
         )
-        found = connection.execute(query, [key.to_pylist() for key in keys]).fetchall()
+        found = connection.execute(query).fetchall()
         return np.array([row[0] for row in found], bool)
 
     def _has(self, transaction: pgoutput.Transaction) -> bool:
