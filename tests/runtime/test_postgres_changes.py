@@ -714,6 +714,41 @@ def test_a_table_that_was_altered_so_that_its_rows_do_not_fit_is_refused(
         read(source, position, rows=3)
 
 
+@pytest.mark.parametrize(
+    "altered",
+    ["alter table t replica identity using index i", "alter table t drop constraint t_pkey, add primary key (e)"],
+)
+def test_a_table_of_upserts_whose_key_became_another_one_is_refused(
+    database: str, connection: Any, altered: str
+) -> None:
+    connection.execute("create table t (id int primary key, e text not null); create unique index i on t (e)")
+    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False)
+    (split,) = source.discover(())
+
+    connection.execute("insert into t values (1, 'a'), (2, 'b')")
+    connection.execute(altered)
+    connection.execute("update t set id = 5 where id = 1; delete from t where id = 2")
+
+    with pytest.raises(SourceError, match="its key is another one than id, .* deletes come without id"):
+        read(source, split.position, rows=4)
+
+
+def test_a_partitioned_table_of_upserts_has_the_keys_of_deleted_rows(database: str, connection: Any) -> None:
+    connection.execute("create table t (id int primary key, v text) partition by range (id)")
+    connection.execute("create table t0 partition of t for values from (0) to (10)")
+    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False)
+    (split,) = source.discover(())
+
+    connection.execute("insert into t values (1, 'a'); update t set id = 2; delete from t")
+
+    assert shown(read(source, split.position, rows=4)) == [
+        ("insert", 1, "a"),
+        ("delete", 1, None),
+        ("update_postimage", 2, "a"),
+        ("delete", 2, None),
+    ]
+
+
 def test_a_table_may_get_columns_and_a_truncation_may_be_passed_over(database: str, connection: Any) -> None:
     full(connection, "id int primary key, gone int, v text, twice int generated always as (gone * 2) stored")
     source = PostgresCDCSource(database, "t", slot="s", columns=["v", "id"], on_truncate="ignore", snapshot=False)

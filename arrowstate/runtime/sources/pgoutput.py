@@ -42,6 +42,8 @@ class Relation:
     """What old rows have: `f` for all columns, `d` those of the primary key, `i` those of an index, `n` nothing."""
     columns: dict[str, tuple[int, int]]
     """The number and the modifier of the type of each column, in the order of the values."""
+    key: frozenset[str]
+    """The columns that old rows have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +107,17 @@ def relation(message: bytes) -> Relation:
     """Return the table that a message describes."""
     names = message[_HEADER + 5 :].split(b"\0", 2)
     rest = names[2]
-    columns, at = {}, 3
+    columns, key, at = {}, set(), 3
     for _ in range(int.from_bytes(rest[1:3], "big")):
         end = rest.index(b"\0", at + 1)
         kind = int.from_bytes(rest[end + 1 : end + 5], "big")
         modifier = int.from_bytes(rest[end + 5 : end + 9], "big", signed=True)
-        columns[rest[at + 1 : end].decode()] = kind, modifier
+        name = rest[at + 1 : end].decode()
+        columns[name] = kind, modifier
+        if rest[at] & 1:
+            key.add(name)
         at = end + 9
-    return Relation(int.from_bytes(message[_HEADER + 1 : _HEADER + 5], "big"), chr(rest[0]), columns)
+    return Relation(int.from_bytes(message[_HEADER + 1 : _HEADER + 5], "big"), chr(rest[0]), columns, frozenset(key))
 
 
 @dataclass(slots=True)

@@ -329,6 +329,12 @@ class _Stream:
                     f"{'is gone or has another name' if has is None else 'has another type'} than {column.type_name}, "
                     "as which it is read"
                 )
+        without = [name for name in self._feed.key if name not in found.key]
+        if without and not self._feed.is_changelog:
+            raise self._error(
+                f"the table was altered: its key is another one than {', '.join(self._feed.key)}, by which it is read, "
+                f"and updates and deletes come without {', '.join(without)}; begin anew under another uid and slot"
+            )
         self._relation = found
 
     def _decoded(self, messages: Sequence[bytes]) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]] | None:
