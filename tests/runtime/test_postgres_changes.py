@@ -574,6 +574,26 @@ def test_a_snapshot_goes_on_after_a_key_of_a_type_and_a_text_of_any_kind(databas
     ]
 
 
+def test_a_table_that_is_written_anew_before_its_rows_are_copied_has_all_of_them(
+    database: str, connection: Any
+) -> None:
+    full(connection)
+    connection.execute("insert into t values (1, 'a'), (2, 'b'); create table other (n int)")
+    source = PostgresCDCSource(database, "t", slot="s")
+    reader = source.reader()
+    reader.add(source.discover(()))
+
+    with psycopg.connect(database) as other:
+        # The snapshot waits until the log has what is before it.
+        other.execute("insert into other values (1)")
+        assert reader.read(10) is None
+        connection.execute("alter table t add more float default random()")
+        batches = read_on(reader, 2)
+    reader.close()
+
+    assert shown(batches) == [("insert", 1, "a"), ("insert", 2, "b")]
+
+
 def test_a_table_without_a_key_cannot_be_read_on_where_its_snapshot_was_left(database: str, connection: Any) -> None:
     full(connection, "n int")
     connection.execute("insert into t select generate_series(1, 10)")

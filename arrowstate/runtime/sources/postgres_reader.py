@@ -38,6 +38,13 @@ _MOST_MESSAGES = 16_384
 _RETRY_S = 0.2
 _KINDS = pa.array(["insert", "update_preimage", "update_postimage", "delete"])
 _HALF = 1 << 31
+_FILES = """
+with recursive part (id) as (
+    select %s::oid union select i.inhrelid from pg_inherits i join part on part.id = i.inhparent
+)
+select array_agg(c.oid || ' ' || c.relfilenode order by c.oid) from pg_class c join part on part.id = c.oid
+"""
+"""The files of a table and its partitions: others when they were emptied or written anew."""
 
 
 class PostgresReader(SplitsReader):
@@ -165,6 +172,7 @@ class _Snapshot:
             self._connection.execute("begin isolation level repeatable read read only")
             moment = "select pg_current_snapshot()::text, (pg_current_wal_insert_lsn() - '0/0')::bigint"
             snapshot, self._until = self._row(moment)
+            self._files: Any = self._connection.execute(_FILES, (feed.id,)).fetchone()
             before = (
                 [] if start is None else [*start["snapshots"][:-1], {**start["snapshots"][-1], "upto": start["key"]}]
             )
@@ -181,6 +189,8 @@ class _Snapshot:
                 return None
             self._copying = Copying(self._connection, self._command())
         lines = self._copying.take(_MOST_MESSAGES)
+        if self._files is not None and self._copying.began:
+            self._check_files()
         end = position(self._lsn, snapshots=self._snapshots)
         if not lines:
             return _Piece(_no_rows(self._feed.schema), lambda _: end, end) if self._copying.ended else None
@@ -205,6 +215,16 @@ class _Snapshot:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _check_files(self) -> None:
+        """Begin anew if the table was emptied or written anew before the copy held it: no snapshot has its rows."""
+        import psycopg
+
+        with closing(connect(self._feed.conninfo)) as connection:
+            now = connection.execute(_FILES, (self._feed.id,)).fetchone()
+        if now != self._files:
+            raise psycopg.OperationalError("the table was truncated or written anew while its snapshot was begun")
+        self._files = None
 
     def _command(self) -> str:
         from psycopg.sql import SQL, Identifier, Literal
