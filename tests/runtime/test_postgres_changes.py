@@ -809,6 +809,26 @@ def test_a_slot_that_is_in_use_is_waited_for_and_not_for_ever(database: str, con
     second.close()
 
 
+def test_a_snapshot_that_cannot_be_copied_is_not_tried_for_ever(database: str, connection: Any) -> None:
+    full(connection)
+    now = 0.0
+    source = PostgresCDCSource(
+        f"{database} options='-c lock_timeout=10ms'", "t", slot="s", clock=lambda: now, reconnect_ms=1_000
+    )
+    reader = source.reader()
+    reader.add(source.discover(()))
+
+    with psycopg.connect(database) as other:
+        other.execute("lock table t in access exclusive mode")
+        # A commit writes the log up to here to the disk, for which a snapshot waits.
+        connection.execute("create table other (n int)")
+        with pytest.raises(UnavailableError, match="(?s)due to lock timeout.*tried for 1000 ms"):
+            for _ in range(20_000):
+                assert reader.read(1) is None
+                now += 0.01
+    reader.close()
+
+
 def test_a_server_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="PostgreSQL is not available, while connecting to it: .*No such file"):
         PostgresCDCSource(f"host={tmp_path} dbname=shop password=secret", "t", slot="s")

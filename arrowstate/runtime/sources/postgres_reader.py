@@ -154,8 +154,6 @@ class _TableSplit(OpenSplit):
 class _Snapshot:
     """The rows of the table as they are at one moment, those after a key, in the order of keys."""
 
-    is_open = True
-
     def __init__(self, feed: PostgresTable, name: str, start: dict[str, Any] | None) -> None:
         self._feed, self._name, self._start = feed, name, start
         if start is not None and not start["key"]:
@@ -165,6 +163,8 @@ class _Snapshot:
                 "the table has no primary key, so it cannot be read on here; begin anew under another uid and slot",
             )
         self._copying: Copying | None = None
+        self.is_open = False
+        """Whether rows have come: what fails before would fail again and again."""
         self._connection = connect(feed.conninfo, settings=SETTINGS, client_encoding="UTF8")
         try:
             place = feed.check(self._connection, start)
@@ -202,6 +202,7 @@ class _Snapshot:
             key = [column[row].as_py() for column in keys]
             return position(self._lsn, key=key, snapshots=self._snapshots)
 
+        self.is_open = True
         count = len(lines)
         rows = _rows(
             self._feed,
