@@ -686,6 +686,9 @@ REFUSED = {
     "must publish insert, update, delete and truncate": after("alter publication s set (publish = 'insert')"),
     "has only some rows of the table": after("alter publication s set table t where (id > 3)"),
     "does not have the columns v": after("alter publication s set table t (id)"),
+    "the table public.t is another one than before": after(
+        "drop table t", "create table t (id int primary key, v text)", "alter publication s add table t"
+    ),
 }
 
 
@@ -767,6 +770,27 @@ def test_a_partitioned_table_of_upserts_has_the_keys_of_deleted_rows(database: s
         ("update_postimage", 2, "a"),
         ("delete", 2, None),
     ]
+
+
+def test_a_table_that_was_made_again_is_not_taken_for_the_one_of_before(database: str, connection: Any) -> None:
+    full(connection)
+    connection.execute("insert into t values (1, 'a')")
+    source = PostgresCDCSource(database, "t", slot="s")
+    reader = source.reader()
+    reader.add(source.discover(()))
+    position = read_on(reader, 1)[-1].position
+
+    connection.execute("insert into t values (2, 'b'); drop table t")
+    full(connection)
+    connection.execute("alter publication s add table t; insert into t values (3, 'c')")
+
+    # A reader that runs knows the table of before, and one that is made now that of now.
+    with pytest.raises(SourceError, match="changes of another table public.t come: it was dropped and made again"):
+        read_on(reader, 2)
+    reader.close()
+    again = PostgresCDCSource(database, "t", slot="s")
+    with pytest.raises(SourceError, match="changes of another table public.t come: it was dropped and made again"):
+        read(again, position, rows=2)
 
 
 def test_a_table_may_get_columns_and_a_truncation_may_be_passed_over(database: str, connection: Any) -> None:

@@ -38,6 +38,8 @@ class Relation:
     """A table as it was when its rows were changed."""
 
     id: int
+    name: tuple[str, str]
+    """The schema and the table."""
     identity: str
     """What old rows have: `f` for all columns, `d` those of the primary key, `i` those of an index, `n` nothing."""
     columns: dict[str, tuple[int, int]]
@@ -117,7 +119,13 @@ def relation(message: bytes) -> Relation:
         if rest[at] & 1:
             key.add(name)
         at = end + 9
-    return Relation(int.from_bytes(message[_HEADER + 1 : _HEADER + 5], "big"), chr(rest[0]), columns, frozenset(key))
+    return Relation(
+        int.from_bytes(message[_HEADER + 1 : _HEADER + 5], "big"),
+        (names[0].decode(), names[1].decode()),
+        chr(rest[0]),
+        columns,
+        frozenset(key),
+    )
 
 
 @dataclass(slots=True)

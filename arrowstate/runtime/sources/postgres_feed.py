@@ -57,8 +57,10 @@ from pg_replication_slots where slot_name = %s
 _PUBLICATION = """
 select p.pubinsert and p.pubupdate and p.pubdelete, p.pubtruncate,
     (select to_jsonb(t) from pg_publication_tables t
-        where t.pubname = p.pubname and t.schemaname = %s and t.tablename = %s)
-from pg_publication p where p.pubname = %s
+        where t.pubname = p.pubname and t.schemaname = n.nspname and t.tablename = c.relname), c.oid
+from pg_publication p left join (pg_class c join pg_namespace n on n.oid = c.relnamespace)
+    on n.nspname = %s and c.relname = %s
+where p.pubname = %s
 """
 
 
@@ -231,9 +233,11 @@ class PostgresTable:
         name = f"the publication {self.publication!r}"
         if found is None:
             return f"{name} is gone"
-        changes, truncations, table = found
+        changes, truncations, table, number = found
         if table is None:
             return f"{name} does not have the table {self.namespace}.{self.table}, or has its partitions one by one"
+        if number != self.id:
+            return f"the table {self.namespace}.{self.table} is another one than before: it was dropped and made again"
         if not changes or not (truncations or self.ignores_truncation):
             return f"{name} must publish insert, update, delete and truncate"
         if table.get("rowfilter") is not None:

@@ -340,6 +340,11 @@ class _Stream:
         """Take note of the columns of the table, and refuse those that are others now."""
         found = pgoutput.relation(message)
         if found.id != self._feed.id:
+            if found.name == (self._feed.namespace, self._feed.table):
+                raise self._error(
+                    f"changes of another table {'.'.join(found.name)} come: it was dropped and made again; begin anew "
+                    "under another uid and slot"
+                )
             return
         for column in self._feed.columns:
             has = found.columns.get(column.name)
