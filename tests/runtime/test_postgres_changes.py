@@ -680,6 +680,9 @@ REFUSED = {
     "is logical with the plugin test_decoding": after(
         DROP_SLOT, "select pg_create_logical_replication_slot('s', 'test_decoding')"
     ),
+    "was made with two_phase": after(
+        DROP_SLOT, "select pg_create_logical_replication_slot('s', 'pgoutput', twophase => true)"
+    ),
     "is physical with the plugin None": after(DROP_SLOT, "select pg_create_physical_replication_slot('s')"),
     "the publication 's' is gone": after("drop publication s"),
     "the publication 's' does not have the table public.t": after("drop table t"),

@@ -51,8 +51,8 @@ order by k.place
 """
 _SLOT = """
 select slot_type, plugin, database, current_database(), (confirmed_flush_lsn - '0/0')::bigint, wal_status,
-    (pg_current_wal_flush_lsn() - '0/0')::bigint
-from pg_replication_slots where slot_name = %s
+    (pg_current_wal_flush_lsn() - '0/0')::bigint, coalesce((to_jsonb(s) ->> 'two_phase')::bool, false)
+from pg_replication_slots s where slot_name = %s
 """
 _PUBLICATION = """
 select p.pubinsert and p.pubupdate and p.pubdelete, p.pubtruncate,
@@ -202,9 +202,14 @@ class PostgresTable:
         if found is None:
             problem = f"the slot {self.slot!r} is gone, and with it the changes that were not read"
         else:
-            kind, plugin, database, own, place, status, flushed = found
+            kind, plugin, database, own, place, status, flushed, has_prepared = found
             if kind != "logical" or plugin != "pgoutput":
                 problem = f"the slot {self.slot!r} is {kind} with the plugin {plugin}, not logical with pgoutput"
+            elif has_prepared:
+                problem = (
+                    f"the slot {self.slot!r} was made with two_phase, so transactions come that are only prepared and "
+                    "may be taken back; drop it, and have it made without"
+                )
             elif database != own:
                 problem = f"the slot {self.slot!r} is of the database {database!r}, and the source of {own!r}"
             elif status == "lost":
