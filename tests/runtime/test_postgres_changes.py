@@ -876,6 +876,8 @@ MISUSED: dict[str, dict[str, Any]] = {
         "table": "plain"
     },
     "changelog='upsert' needs a primary key or a replica identity": {"table": "plain", "changelog": "upsert"},
+    "has none that is neither generated nor deferrable": {"table": "deferred", "changelog": "upsert"},
+    "has the partition unlogged, which is not an ordinary table": {"table": "parts"},
 }
 
 
@@ -883,9 +885,26 @@ MISUSED: dict[str, dict[str, Any]] = {
 def test_what_cannot_be_read_is_refused_where_it_is_declared(database: str, connection: Any, problem: str) -> None:
     full(connection, "id int primary key, v text, twice int generated always as (id * 2) stored")
     connection.execute("create view a_view as select 1; create table plain (n int)")
+    connection.execute("create table deferred (id int primary key deferrable)")
+    connection.execute("create table parts (id int) partition by range (id)")
+    connection.execute("create unlogged table unlogged partition of parts default")
 
     with pytest.raises(InvalidInputError, match=problem.replace("(", r"\(")):
         PostgresCDCSource(database, **{"table": "t", "slot": "s", **MISUSED[problem]})
+
+
+def test_a_table_whose_key_is_generated_is_read_as_one_without_a_key(database: str, connection: Any) -> None:
+    full(connection, "n int, id int generated always as (n * 2) stored primary key")
+    connection.execute("insert into t values (1)")
+    source = PostgresCDCSource(database, "t", slot="s")
+    source.discover(())
+
+    batches = read(source, rows=1)
+    connection.execute("delete from t")
+
+    assert shown([*batches, *read(source, batches[-1].position, rows=1)]) == [("insert", 1), ("delete", 1)]
+    with pytest.raises(InvalidInputError, match="has none that is neither generated nor deferrable"):
+        PostgresCDCSource(database, "t", slot="s", changelog="upsert")
 
 
 def test_who_may_not_make_slot_or_publication_is_told_what_to_have_made(database: str, connection: Any) -> None:

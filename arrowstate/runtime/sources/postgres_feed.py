@@ -32,6 +32,8 @@ POSITION = pa.struct(
 
 _TABLE = """
 select c.oid, c.relkind::text, c.relpersistence::text,
+    (select min(i.oid::regclass::text) from pg_partition_tree(c.oid) p join pg_class i on i.oid = p.relid
+        where p.isleaf and (i.relkind <> 'r' or i.relpersistence <> 'p')),
     (select min(i.relreplident::text) || max(i.relreplident::text) from pg_class i where i.oid = c.oid
         or i.oid in (select relid from pg_partition_tree(c.oid) where isleaf)),
     current_setting('wal_level'), current_setting('server_encoding')
@@ -46,7 +48,8 @@ from pg_attribute a where a.attrelid = %s and a.attnum > 0 and not a.attisdroppe
 _KEY = """
 select a.attname from pg_index i cross join unnest(i.indkey::int[]) with ordinality k (number, place)
 join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
-where i.indrelid = %s and k.place <= i.indnkeyatts and case when %s then i.indisreplident else i.indisprimary end
+where i.indrelid = %s and k.place <= i.indnkeyatts
+    and case %s when 'i' then i.indisreplident when 'f' then i.indisprimary else i.indisprimary and i.indimmediate end
 order by k.place
 """
 _SLOT = """
@@ -106,10 +109,12 @@ class PostgresTable:
         name = f"table {self.namespace}.{self.table}"
         if found is None:
             raise InvalidInputError(f"there is no {name} in the database; make it first, or name its schema")
-        self.id, kind, persistence, identity, wal_level, encoding = found
+        self.id, kind, persistence, silent, identity, wal_level, encoding = found
         self.is_partitioned = kind == "p"
         if kind not in ("r", "p") or persistence != "p":
             raise InvalidInputError(f"{name} must be an ordinary or a partitioned table that is logged; it is not")
+        if self.is_partitioned and silent is not None:
+            raise InvalidInputError(f"{name} has the partition {silent}, which is not an ordinary table that is logged")
         if wal_level != "logical":
             raise InvalidInputError(
                 f"logical replication needs wal_level = logical, and the server has {wal_level}: "
@@ -123,12 +128,16 @@ class PostgresTable:
                 "identity full`, for each partition too; or take changelog='upsert', which has only the new ones"
             )
         rows = connection.execute(_COLUMNS, (self.id,)).fetchall()
-        self.key = [row[0] for row in connection.execute(_KEY, (self.id, identity[0] == "i")).fetchall()]
+        there = {row[0]: row for row in rows if not row[4]}
+        self.key = [row[0] for row in connection.execute(_KEY, (self.id, identity[0])).fetchall()]
+        if not there.keys() >= set(self.key):
+            # What is generated is not sent, so nobody could say which row was changed.
+            self.key = []
         if not self.is_changelog and not (self.key and identity[0] == identity[1] and identity[0] != "n"):
             raise InvalidInputError(
-                f"changelog='upsert' needs a primary key or a replica identity, and {name} has none"
+                f"changelog='upsert' needs a primary key or a replica identity, and {name} has none that is neither "
+                "generated nor deferrable"
             )
-        there = {row[0]: row for row in rows if not row[4]}
         wanted = list(there) if columns is None else list(columns)
         for column in [*wanted, *text_columns]:
             if column not in there:
