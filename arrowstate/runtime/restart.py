@@ -9,6 +9,7 @@ from typing import Literal
 import pyarrow as pa
 
 from arrowstate.errors import (
+    CheckpointsCollectedError,
     CollectedError,
     CorruptDataError,
     FencedError,
@@ -33,7 +34,7 @@ _UNRECOVERABLE = (
     MissingFileError,
 )
 
-_OF_THE_INPUT = (InvalidInputError, FileNotFoundError, EOFError, pa.ArrowException)
+_OF_THE_INPUT = (*_UNRECOVERABLE, CheckpointsCollectedError, FileNotFoundError, EOFError, pa.ArrowException)
 """Causes of a `SourceError` that the next attempt would find again."""
 
 

@@ -13,6 +13,7 @@ import pytest
 import arrowstate
 from arrowstate.errors import InvalidInputError, NotFoundError, SourceError
 from arrowstate.runtime.connectors import Batch, Reader, Split
+from arrowstate.runtime.restart import is_unrecoverable
 from arrowstate.runtime.sources.stores import ChangesSource, OutputSource
 from arrowstate.testing import SourceConformance
 from other_stores import Counts, Output, reader_of
@@ -231,6 +232,26 @@ def test_changes_that_were_collected_before_they_were_read_are_an_error(counts: 
         read(reader_of(source, Split(batch.split, source.position(1))))
 
     assert caught.value.position == batch.position
+    assert is_unrecoverable(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["output", "changes"])
+def test_a_store_that_is_damaged_ends_the_job_that_reads_it(tmp_path: Path, kind: str) -> None:
+    store: Output | Counts = Output(tmp_path) if kind == "output" else Counts(tmp_path)
+    if isinstance(store, Output):
+        # Large enough to be in a file of its own.
+        store.commit(200_000)
+    else:
+        store.commit(dict.fromkeys(range(200_000), 1))
+    source = store.source()
+    for path in (tmp_path / "data").rglob("*"):
+        if path.is_file():
+            path.write_bytes(bytes(path.stat().st_size))
+
+    with pytest.raises(SourceError, match="CorruptDataError") as caught:
+        read(reader_of(source))
+
+    assert is_unrecoverable(caught.value)
 
 
 def test_a_feed_holds_what_the_newest_checkpoint_of_its_job_has_not_read(counts: Counts) -> None:
