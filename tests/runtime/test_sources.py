@@ -578,6 +578,25 @@ def test_a_number_in_json_that_is_too_large_for_a_float_inside_names_the_row(tmp
     assert caught.value.row == 2
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "arrow stream"])
+@pytest.mark.parametrize("base", [pa.string(), pa.binary()])
+def test_texts_and_bytes_are_read_from_each_of_their_types_into_each(
+    tmp_path: Path, kind: str, base: pa.DataType
+) -> None:
+    format, suffix, write = WRITERS[kind]
+    large, view = (pa.large_string, pa.string_view) if base == pa.string() else (pa.large_binary, pa.binary_view)
+    types = [base, large(), view(), pa.dictionary(pa.int32(), base), pa.dictionary(pa.int8(), large())]
+    values = pa.array(["a", None, "b", "a"], pa.string()).cast(base)
+    for number, type in enumerate(types):
+        write(tmp_path / f"{number}.{suffix}", pa.table({"x": values.cast(base if type == view() else type)}))
+    if format == "arrow":
+        write(tmp_path / f"2.{suffix}", pa.table({"x": values.cast(view())}))
+
+    for type in types:
+        rows = all_rows(FileSource(tmp_path, format, schema=pa.schema({"x": type})))
+        assert [row["x"] for row in rows] == values.to_pylist() * len(types)
+
+
 def test_a_map_is_read_whatever_its_keys_and_items_are_called(tmp_path: Path) -> None:
     kind = pa.map_(pa.field("name", pa.string(), nullable=False), pa.field("count", pa.int64()))
     WRITERS["arrow"][2](tmp_path / "a.arrow", pa.table({"x": pa.array([[("a", 1)], None], kind)}))

@@ -102,9 +102,9 @@ class RowFile(ABC):
         if _family(column.type) != _family(field.type):
             raise Misfit(f"column {field.name!r} is {column.type} in the file, not {field.type}")
         try:
-            return safe_cast(column, field.type)
+            return _converted(column, field.type)
         except (pa.ArrowInvalid, OverflowError) as error:
-            row = self.count + _first_misfit(column, lambda part: safe_cast(part, field.type))
+            row = self.count + _first_misfit(column, lambda part: _converted(part, field.type))
             # An error of this package is no cause, for a job would take it for one of a system and read again.
             cause = error if isinstance(error, pa.ArrowInvalid) else None
             raise Misfit(f"column {field.name!r} does not fit {field.type}: {error}", row) from cause
@@ -375,6 +375,14 @@ def _family(type: pa.DataType) -> str:
     if pa.types.is_list(type) or pa.types.is_large_list(type):
         return f"list of {_family(type.value_type)}"
     return str(type)
+
+
+def _converted(values: pa.Array, type: pa.DataType) -> pa.Array:
+    """Return values in another type of their family; between views and dictionaries Arrow has no way of its own."""
+    kinds = (values.type, type)
+    if any(map(pa.types.is_dictionary, kinds)) and any(kind in (pa.string_view(), pa.binary_view()) for kind in kinds):
+        values = safe_cast(values, pa.large_string() if _family(type) == "string" else pa.large_binary())
+    return safe_cast(values, type)
 
 
 def _wide(type: pa.DataType) -> pa.DataType:
