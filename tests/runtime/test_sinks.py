@@ -568,6 +568,17 @@ def test_an_upsert_that_is_none_leaves_neither_rows_nor_a_token(
     assert connection.execute("select count(*) from arrowstate_commits").fetchone() == (0,)
 
 
+def test_rows_replace_those_of_their_keys_in_the_order_in_which_they_came(database: str, connection: Any) -> None:
+    connection.execute('create table totals ("user" text primary key, total bigint unique)')
+    connection.execute("insert into totals values ('zoe', 1)")
+    sink = upserting(database)
+
+    sink.commit(pa.table({"user": ["zoe", "ann"], "total": [2, 1]}), token(1))
+
+    assert connection.execute('select * from totals order by "user"').fetchall() == [("ann", 1), ("zoe", 2)]
+    sink.close()
+
+
 def test_an_upsert_that_breaks_another_constraint_leaves_all_as_it_was(database: str, connection: Any) -> None:
     import psycopg
 
