@@ -182,8 +182,8 @@ class PostgresCommits:
         )
         delete = "delete from {table} had using pg_temp.arrowstate_last last where {removed} and {same}"
         insert = (
-            "insert into {table} ({columns}) select {columns} from pg_temp.arrowstate_last where not {removed} "
-            "order by {row} on conflict ({key}) do {act}"
+            "insert into {table} ({columns}) overriding system value select {columns} from pg_temp.arrowstate_last "
+            "where not {removed} order by {row} on conflict ({key}) do {act}"
         )
         make = (
             "create temporary table arrowstate_rows on commit drop as "

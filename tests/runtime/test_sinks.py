@@ -579,6 +579,18 @@ def test_rows_replace_those_of_their_keys_in_the_order_in_which_they_came(databa
     sink.close()
 
 
+def test_a_key_that_the_table_would_always_make_itself_is_taken_as_it_is(database: str, connection: Any) -> None:
+    connection.execute('create table totals ("user" bigint generated always as identity primary key, total bigint)')
+    for number, key in enumerate((None, ["user"]), 1):
+        sink = PostgresSink(database, "totals", key=key)
+        sink.open("a-store", "a-sink")
+
+        sink.commit(pa.table({"user": [7 * number], "total": [number]}), token(number))
+
+        sink.close()
+    assert connection.execute('select * from totals order by "user"').fetchall() == [(7, 1), (14, 2)]
+
+
 def test_an_upsert_that_breaks_another_constraint_leaves_all_as_it_was(database: str, connection: Any) -> None:
     import psycopg
 
