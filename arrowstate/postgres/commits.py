@@ -164,6 +164,11 @@ class PostgresCommits:
             "table": self._name(self.table),
             "way": way,
             "columns": columns,
+            # A domain may forbid the nulls of a row that is removed: beside a null a value has the type below it.
+            "types": sql.SQL(", ").join(
+                sql.Identifier(it) if it in key else sql.SQL("coalesce({0}, null) {0}").format(sql.Identifier(it))
+                for it in rows.column_names
+            ),
             "key": _list(key),
             "row": sql.Identifier(_ROW),
             "removed": sql.Identifier(_REMOVED),
@@ -187,7 +192,7 @@ class PostgresCommits:
         )
         make = (
             "create temporary table arrowstate_rows on commit drop as "
-            "select {columns}, 0::bigint {row}, false {removed} from {table} with no data"
+            "select {types}, 0::bigint {row}, false {removed} from {table} with no data"
         )
         numbers = pa.array(np.arange(rows.num_rows))
         connection.execute(sql.SQL(make).format(**names))

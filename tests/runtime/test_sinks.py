@@ -591,6 +591,22 @@ def test_a_key_that_the_table_would_always_make_itself_is_taken_as_it_is(databas
     assert connection.execute('select * from totals order by "user"').fetchall() == [(7, 1), (14, 2)]
 
 
+def test_a_row_that_is_removed_has_only_its_key_whatever_the_others_forbid(database: str, connection: Any) -> None:
+    from psycopg import errors
+
+    connection.execute("create domain count as bigint not null check (value > 0)")
+    connection.execute('create table totals ("user" text primary key, total count)')
+    connection.execute("insert into totals values ('ann', 1), ('bob', 2)")
+    sink = upserting(database, operation="what")
+
+    sink.commit(pa.table({"user": ["ann", "bob"], "total": [None, 3], "what": ["delete", "insert"]}), token(1))
+
+    assert connection.execute("select * from totals").fetchall() == [("bob", 3)]
+    with pytest.raises(errors.NotNullViolation):
+        sink.commit(pa.table({"user": ["bob"], "total": pa.array([None], pa.int64()), "what": ["insert"]}), token(2))
+    sink.close()
+
+
 def test_an_upsert_that_breaks_another_constraint_leaves_all_as_it_was(database: str, connection: Any) -> None:
     import psycopg
 
