@@ -30,7 +30,8 @@ class PostgresCDCSource(Source):
         The database, as for `PostgresSink`. The server needs `wal_level = logical`, and the user the right to read the
         table and the attribute REPLICATION.
     table : str
-        The table, an ordinary or a partitioned one.
+        The table, an ordinary or a partitioned one. PostgreSQL does not tell when a partition is truncated, dropped,
+        attached or detached, so its rows are neither deleted nor inserted by that.
     slot : str
         The replication slot of this source, made at its first start: lower-case letters, digits and `_`. No two sources
         share one. It keeps the write-ahead log for this source: if the job is given up, drop it.
@@ -70,7 +71,8 @@ class PostgresCDCSource(Source):
     InvalidInputError
         If an argument is wrong, there is no such table or column, or the server or the table is not set up for this.
         Reading raises a `SourceError` if slot or publication are gone or do not fit, if the slot was moved beyond the
-        position, if the table was altered, emptied or has another replica identity, and if a value does not fit.
+        position, if the table was altered, emptied, made again or has another key or replica identity, and if a value
+        does not fit.
 
     Notes
     -----
