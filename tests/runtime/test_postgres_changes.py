@@ -796,6 +796,18 @@ def test_a_table_that_was_made_again_is_not_taken_for_the_one_of_before(database
         read(again, position, rows=2)
 
 
+def test_a_delete_in_a_partition_whose_key_became_another_one_is_refused(database: str, connection: Any) -> None:
+    connection.execute("create table t (id int primary key, e text not null) partition by range (id)")
+    connection.execute("create table t0 partition of t default; create unique index i on t0 (e)")
+    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False)
+    (split,) = source.discover(())
+
+    connection.execute("insert into t values (1, 'a'); alter table t0 replica identity using index i; delete from t")
+
+    with pytest.raises(SourceError, match="an update or a delete came without the key id"):
+        read(source, split.position, rows=2)
+
+
 def test_a_table_may_get_columns_and_a_truncation_may_be_passed_over(database: str, connection: Any) -> None:
     full(connection, "id int primary key, gone int, v text, twice int generated always as (gone * 2) stored")
     source = PostgresCDCSource(database, "t", slot="s", columns=["v", "id"], on_truncate="ignore", snapshot=False)

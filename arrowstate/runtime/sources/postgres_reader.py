@@ -429,7 +429,13 @@ class _Stream:
             kinds[after & np.roll(read, 1)] = pgoutput.INSERT
             return kinds
         is_same = np.ones(len(kinds), bool)
-        for key in keys:
+        for name, key in zip(self._feed.key, keys, strict=True):
+            is_absent = key.is_null().to_numpy(zero_copy_only=False)
+            if (~read & (before | (kinds == pgoutput.DELETE)) & is_absent).any():
+                raise self._error(
+                    f"an update or a delete came without the key {name}: the table, or a partition of it, has another "
+                    "replica identity; begin anew under another uid and slot"
+                )
             following = pa.concat_arrays([key.slice(1), key.slice(0, 1)])
             is_same &= pc.fill_null(pc.equal(key, following), False).to_numpy(zero_copy_only=False)
         kinds[before] = np.where(is_same[before], -1, pgoutput.DELETE)
