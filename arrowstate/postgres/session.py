@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError, UnavailableError
@@ -36,7 +37,7 @@ def connect(conninfo: str, *, settings: dict[str, str] | None = None, **given: A
     from psycopg.conninfo import conninfo_to_dict
 
     if settings:
-        before = conninfo_to_dict(conninfo).get("options")
+        before = conninfo_to_dict(conninfo).get("options") or os.environ.get("PGOPTIONS")
         options = [str(before)] if before else []
         given["options"] = " ".join([*options, *(f"-c {name}={value}" for name, value in settings.items())])
     try:

@@ -574,6 +574,27 @@ def test_a_snapshot_goes_on_after_a_key_of_a_type_and_a_text_of_any_kind(databas
     ]
 
 
+def test_a_snapshot_goes_on_with_the_settings_that_the_environment_has(
+    database: str, connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.execute("drop schema if exists moods cascade; create schema moods")
+    connection.execute("create type moods.mood as enum ('good', 'so')")
+    full(connection, "id moods.mood primary key")
+    connection.execute("insert into t values ('good'), ('so')")
+    monkeypatch.setenv("PGOPTIONS", "-c search_path=moods")
+    source = PostgresCDCSource(database, "t", slot="s")
+    reader = source.reader()
+    reader.add(source.discover(()))
+    while (first := reader.read(1)) is None:
+        pass
+    reader.close()
+
+    rest = read(source, first.position, rows=1)  # type: ignore[union-attr]
+
+    assert shown([first, *rest]) == [("insert", "good"), ("insert", "so")]  # type: ignore[list-item]
+    connection.execute("drop schema moods cascade")
+
+
 def test_a_table_that_is_written_anew_before_its_rows_are_copied_has_all_of_them(
     database: str, connection: Any
 ) -> None:
