@@ -185,20 +185,26 @@ def _simulated(
     write_failures: float,
     rescales: tuple[int, ...],
 ) -> SimulatedRun:
-    killed = rescaled = crashed = steps = 0
+    killed = rescaled = crashed = steps = known = 0
     to_come = list(rescales)
+    due = chance.choice([0.05, 0.2])
     running = own.start(mode="inline", seed=seed)
     while not _driver(running).coordinator.is_over:
+        if chance.random() < due:
+            # By itself time passes where nothing is to be done: no checkpoint would begin while rows are under way.
+            _driver(running).inline.clock_ms += own.options.interval_ms or 0
         running.go_on(1)
         steps += 1
         luck = chance.random()
         inline = _driver(running).inline
         inline.write_failures = write_failures
         coordinator = inline.coordinator
-        if killed < kills and luck < 0.015:
-            killed += 1
+        committed = inline.entries.committed_id
+        if killed < kills and luck < (0.03 if committed > known else 0.003):
+            # Rather when there is a new checkpoint to go on from.
+            killed, known = killed + 1, committed
             inline.kill(chance.randrange(len(inline.slots)))
-        elif crashed < crashes and luck < (0.1 if inline.work else 0.02):
+        elif crashed < crashes and luck < (0.1 if inline.work and committed else 0.004):
             # Rather while something is about to be committed, or given to a sink.
             crashed += 1
             # Whatever it was about to do is not done; another takes the store over.

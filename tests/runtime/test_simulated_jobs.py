@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 import runtime_jobs as jobs
+from arrowstate.runtime import Job
 from arrowstate.testing.jobs import simulate
 from long_form import short_or_long
 
@@ -17,6 +18,30 @@ def test_sums_are_exact_in_state_table_and_sinks_whatever_is_killed(parallelism)
 
     assert sum(run.kills for run in runs) > SEEDS / 2
     assert sum(run.checkpoints for run in runs) > SEEDS
+
+
+class Noting(jobs.SlowTable):
+    """Notes where its splits are begun."""
+
+    begun: list = []  # noqa: RUF012 (one for all copies)
+
+    def reader(self):
+        reader = super().reader()
+        add = reader.add
+        reader.add = lambda splits: [self.begun.extend(split.position or 0 for split in splits), add(splits)]
+        return reader
+
+
+def test_jobs_that_are_killed_go_on_from_checkpoints_with_a_part_of_their_input():
+    job = Job("memory://unused", parallelism=2)
+    given = job.source(Noting(jobs.rows(), splits=3), uid="given")
+    given.stateful(jobs.Running(), key=["user"], uid="running", output_schema=jobs.RUNNING)
+    Noting.begun.clear()
+
+    simulate(job, seeds=range(12), kills=4, check=id)
+
+    assert len({position for position in Noting.begun if position}) > 5
+    assert sum(map(bool, Noting.begun)) > len(Noting.begun) / 4
 
 
 def test_sums_are_exact_after_rescales():

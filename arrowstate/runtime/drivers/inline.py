@@ -88,6 +88,7 @@ class Inline:
         self.write_failures = 0.0
         "How likely it is that a snapshot cannot be written."
         self.new_id = new_id
+        self.entries = entries
         self._graph = graph
         self._setting = setting
         self._storage = storage
