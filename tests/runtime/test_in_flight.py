@@ -1,6 +1,7 @@
 """Rows in flight: what barriers overtake is state of the operator that it was on its way to."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import arrowstate
 import runtime_jobs as jobs
 from arrowstate.errors import CheckpointAbortedError, IncompatibleStateError, InvalidInputError, JobFailedError
 from arrowstate.runtime import CoBatchFunction, Job, OutputTable, Restart, TableSource, Watermarks
+from arrowstate.runtime.core.in_flight import InFlightStates
+from arrowstate.runtime.core.turns import Turns
 from arrowstate.testing.jobs import simulate
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
 from long_form import short_or_long
@@ -373,19 +376,35 @@ def test_options_that_contradict_each_other_are_refused():
 
 
 @pytest.mark.parametrize("make", [jobs.windows, jobs.balances, jobs.everything_aside])
-def test_jobs_are_what_they_are_without_kills(make):
+def test_jobs_are_what_they_are_without_kills(make, monkeypatch):
     job = make(2)
     job.options = options()
     check = None
+    restored, recovered = InFlightStates.restored, []
+
+    def noted(*given, **named):
+        found = restored(*given, **named)
+        recovered.extend(found)
+        return found
+
+    monkeypatch.setattr(InFlightStates, "restored", noted)
+    # Where producers go first at times, rows wait in the channels.
+    first, chance = Turns._consumers_first, random.Random(1)
+    monkeypatch.setattr(Turns, "_consumers_first", lambda self: iter([*first(self)][:: chance.choice([1, -1])]))
     if make is jobs.everything_aside:
         calm = simulate(jobs.everything_aside(1), seeds=[0], kills=0, crashes=0, write_failures=0, check=lambda _: None)
         expected = jobs.everything_of(calm[0].snapshot)
 
         def check(run):
             found = jobs.everything_of(run.snapshot)
-            assert [name for name in expected if found[name] != expected[name]] == [], run.seed
+            differ = {name for name in expected if found[name] != expected[name]}
+            # Other slots begin with the event time of the slowest before: what was late need not be late there.
+            assert differ <= {"fired", "late", "prepared", "late_sums.total"}, (run.seed, differ)
+            assert found["late"] <= expected["late"], run.seed
 
     simulate(job, seeds=range(short_or_long(3, 500)), kills=4, rescales=(1, 3), check=check)
+
+    assert recovered
 
 
 def test_slots_in_processes_take_unaligned_checkpoints(tmp_path):
