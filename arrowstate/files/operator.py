@@ -119,9 +119,19 @@ def write_part(
     batch: pa.RecordBatch,
     known: Mapping[tuple[int, str], OperatorPartDocument],
 ) -> OperatorPartDocument:
-    """Write what one subtask has of an operator state, inline if it is small; an equal known part is used again."""
+    """Write what one subtask has of an operator state, inline if it is small; an equal known part is used again.
+
+    Raises
+    ------
+    InvalidInputError
+        If a value is not what its type says, such as a text that is not UTF-8: nobody could read the state.
+    """
     if not batch.num_rows:
         return OperatorPartDocument(rows=0, bytes=0, xxh3_128=checksum(b""))
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InvalidInputError(f"the rows of {folder.removeprefix('data/')} cannot be stored: {error}") from error
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)

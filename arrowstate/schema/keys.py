@@ -106,6 +106,8 @@ def _misfit(values: Any, convert: Callable[[Any], object], error: Exception, kin
             fails = middle
     if not fails:
         return str(values.dtype if isinstance(values, np.ndarray) else getattr(values, "type", type(values).__name__))
+    if "UTF8" in str(error):
+        return f"a text that is not UTF-8 in row {fits}"
     value = values[fits]
     if pa.types.is_nested(kind):
         return shown_misfit(value, kind, f" in row {fits}")

@@ -86,12 +86,13 @@ def first_null(values: pa.Array) -> int:
 def check_values(values: pa.Array) -> pa.Array:
     """Return the values if each is what its type says, which Arrow does not ask for but Parquet does.
 
-    Raises one of `CONVERSION_ERRORS` at a time of more than 24 hours, a date64 within a day, or a null in a nested
-    field that is declared without nulls.
+    Raises one of `CONVERSION_ERRORS` at a text that is not UTF-8, a time of more than 24 hours, a date64 within a day,
+    or a null in a nested field that is declared without nulls.
     """
-    times, required = _to_check(values.type)
-    if times:
-        values.validate(full=True)
+    content, required = _to_check(values.type)
+    for part in leaves(values) if content else ():
+        if not (is_text(part.type) and _is_ascii(part)):
+            part.validate(full=True)
     if required:
         _check_required(values)
     return values
@@ -102,10 +103,21 @@ def _to_check(kind: pa.DataType) -> tuple[bool, bool]:
     parts = list(type_parts(kind))
     nested = [part for part in parts if pa.types.is_nested(part) and not pa.types.is_map(part)]
     fields = [part.field(number) for part in nested for number in range(part.num_fields)]
-    times = any(pa.types.is_time(part) or pa.types.is_date64(part) for part in parts)
+    content = any(pa.types.is_time(part) or pa.types.is_date64(part) or is_text(part) for part in parts)
     # The key of a map is declared without nulls by Arrow itself, which sees to it.
     keys = sum(pa.types.is_map(part) for part in parts)
-    return times, sum(not field.nullable for field in fields) > keys
+    return content, sum(not field.nullable for field in fields) > keys
+
+
+def _is_ascii(values: pa.Array) -> bool:
+    """Whether no byte of texts is beyond ASCII, which is quicker to see than whether each text is UTF-8."""
+    if not len(values):
+        return True
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, np.int32 if values.type == pa.string() else np.int64)
+    text = np.frombuffer(b"" if data is None else data, np.uint8)
+    text = text[ends[values.offset] : ends[values.offset + len(values)]]
+    return not len(text) or bool(text.max() < 128)
 
 
 def _check_required(values: pa.Array) -> None:

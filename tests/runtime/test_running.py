@@ -748,6 +748,19 @@ def test_a_job_that_has_ended_takes_no_checkpoint_and_says_so(tmp_path):
             running.go_on(1)
 
 
+def test_rows_with_a_text_that_is_not_utf8_come_into_no_checkpoint(tmp_path):
+    texts = pa.array([b"a", b"b\xff", b"c"], pa.binary())
+    rows = pa.table({"text": pa.Array.from_buffers(pa.string(), 3, texts.buffers())})
+    job = Job(tmp_path, options=CheckpointOptions(), restart=Restart.none())
+    job.source(TableSource(rows), uid="given").sink(OutputTable("kept"))
+
+    with pytest.raises(JobFailedError, match="UTF8"):
+        job.run(mode="threads")
+
+    with pytest.raises(arrowstate.CheckpointNotFoundError):
+        arrowstate.open_store(tmp_path).latest()
+
+
 def test_closing_ends_a_job_at_once_and_what_was_committed_stays(tmp_path):
     with declared(tmp_path, source=Endless(ROWS)).start(mode="threads") as running:
         wait_for(lambda snapshot: totals(snapshot) == TOTALS, running)

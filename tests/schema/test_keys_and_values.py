@@ -313,6 +313,43 @@ def test_a_null_where_the_type_says_there_is_none_is_refused(kind, bad, good):
         python_scalar(bad, kind)
 
 
+def not_utf8(kind):
+    """Three texts, the second of which is not UTF-8, as an array that nobody has looked at; nested in each way."""
+    texts = pa.array([b"a", b"b\xff", "ä".encode()], pa.large_binary() if kind == pa.large_string() else pa.binary())
+    plain = pa.Array.from_buffers(pa.large_string() if kind == pa.large_string() else pa.string(), 3, texts.buffers())
+    if pa.types.is_struct(kind):
+        return pa.StructArray.from_arrays([plain], fields=list(kind))
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), plain)
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (pa.string(), pa.string()),
+        (pa.large_string(), pa.large_string()),
+        (pa.string(), pa.large_string()),
+        (pa.struct({"a": pa.string()}), pa.struct({"a": pa.string()})),
+        (pa.list_(pa.string()), pa.list_(pa.string())),
+    ],
+    ids=str,
+)
+def test_a_text_that_is_not_utf8_is_refused_with_its_row(given, kind):
+    values = not_utf8(given)
+
+    with pytest.raises(ValueTypeError, match=r"got a text that is not UTF-8 in row 1; cast them first$"):
+        value_array(values, kind, 3, "s")
+    if not pa.types.is_nested(kind):
+        with pytest.raises(KeyTypeError, match="got a text that is not UTF-8 in row 1"):
+            key_columns(values, one(kind))
+    # What a slice leaves out counts no more, nor what lies under a null.
+    assert value_array(values.slice(2), kind, 1, "s").to_pylist() == values.slice(2).to_pylist()
+    assert value_array(values.slice(0, 1), kind, 1, "s").to_pylist() == values.slice(0, 1).to_pylist()
+    others = pa.array([0, None, 2])
+    assert value_array(values.take(others), kind, 3, "s").to_pylist() == values.take(others).to_pylist()
+
+
 @pytest.mark.parametrize(
     ("kind", "bad"),
     [
