@@ -111,8 +111,11 @@ def change(connection: Any, chance: random.Random) -> None:
         connection.execute(statement, (first, last))
 
 
-def run_round(conninfo: str, connection: Any, store: Path, chance: random.Random) -> str:
-    """Run the job with kills and changes; return what was killed."""
+def run_round(conninfo: str, connection: Any, store: Path, chance: random.Random) -> tuple[str, bool]:
+    """Run the job with kills and changes; return what was killed, and whether it was at work.
+
+    A job that was at work has committed changes in this round, and something of it was killed after that.
+    """
     command = [sys.executable, __file__, "--child", str(chance.choice([1, 2, 3])), "--conninfo", conninfo]
     child = subprocess.Popen([*command, "--store", str(store)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -126,17 +129,21 @@ def run_round(conninfo: str, connection: Any, store: Path, chance: random.Random
             time.sleep(0.05)
     ends = time.monotonic() + chance.uniform(0.3, 2)
     kind = chance.choice(["slot", "connections", "job"])
+    killed = 0
     while time.monotonic() < ends:
         change(connection, chance)
         time.sleep(chance.uniform(0, 0.05))
         if kind == "slot" and chance.random() < 0.05 and (workers := workers_of(child.pid)):
             os.kill(chance.choice(workers), signal.SIGKILL)
+            killed += 1
         if kind == "connections" and chance.random() < 0.1:
             others = "from pg_stat_activity where pid <> pg_backend_pid() and datname is not null"
-            connection.execute(f"select pg_terminate_backend(pid) {others}")
+            killed += len(connection.execute(f"select pg_terminate_backend(pid) {others}").fetchall())
+    killed += kind == "job" and child.poll() is None
+    (after,) = connection.execute(COMMITS).fetchone() or (None,)
     child.kill()
     child.wait()
-    return kind
+    return kind, killed > 0 and after != before
 
 
 def finish(conninfo: str, connection: Any, store: Path) -> str | None:
@@ -158,14 +165,15 @@ def finish(conninfo: str, connection: Any, store: Path) -> str | None:
 def run_rounds(conninfo: str, rounds: int, seed: int) -> int:
     """Run rounds, print what happened, and return how many findings there were."""
     chance = random.Random(seed)
-    problems = 0
+    problems = at_work = 0
     store: Path | None = None
     with psycopg.connect(conninfo, autocommit=True) as connection:
         for number in range(rounds):
             if store is None:
                 store = Path(tempfile.mkdtemp(prefix="arrowstate-follows-")) / "store"
                 make_tables(connection)
-            kind = run_round(conninfo, connection, store, chance)
+            kind, was_at_work = run_round(conninfo, connection, store, chance)
+            at_work += was_at_work
             (twice,) = connection.execute(TWICE).fetchone() or (None,)
             found = None if twice == 0 else f"{twice} changes are there twice"
             if number % WHOLE == WHOLE - 1 or number == rounds - 1:
@@ -173,9 +181,13 @@ def run_rounds(conninfo: str, rounds: int, seed: int) -> int:
                 store = None
             problems += found is not None
             (count,) = connection.execute("select count(*) from changes").fetchone() or (0,)
-            print(f"round {number + 1}: {kind} killed, {count} changes, {problems} problems {found or ''}", flush=True)
+            told = f"{kind} killed, {count} changes, {at_work} rounds at work, {problems} problems {found or ''}"
+            print(f"round {number + 1}: {told}", flush=True)
             if found is not None:
                 store = None
+    if at_work * 2 < rounds:
+        print("most jobs were killed before they had committed a change, which says nothing")
+        problems += 1
     return problems
 
 
