@@ -155,34 +155,55 @@ class Stored:
 
 def committed_messages(servers: str, topic: str) -> list[Stored]:
     """Return the messages of a topic that no transaction has given up, nor holds open, by the marks in its log."""
+    return _decided(servers, topic)[0]
+
+
+def given_up_messages(servers: str, topic: str) -> list[Stored]:
+    """Return the messages of a topic that transactions have given up; Tansu shows them to whoever reads."""
+    return _decided(servers, topic)[1]
+
+
+def _decided(servers: str, topic: str) -> tuple[list[Stored], list[Stored]]:
+    """Return the messages of a topic that are committed, and those that were given up."""
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": servers})
     partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
     host, _, port = servers.partition(":")
-    found = []
+    committed: list[Stored] = []
+    given_up: list[Stored] = []
     with socket.create_connection((host, int(port)), 10) as connection:
         for partition in partitions:
-            found += _committed(_batches(connection, topic, partition), partition)
-    return found
+            for found, all_found in zip(
+                _by_marks(_batches(connection, topic, partition), partition), (committed, given_up), strict=True
+            ):
+                all_found += found
+    return committed, given_up
 
 
-def _committed(batches: Iterator[tuple[int, int, list[Stored]]], partition: int) -> list[Stored]:
-    """Return what is committed: a mark decides about all of a producer since its mark before."""
+def _by_marks(batches: Iterator[tuple[int, int, list[Stored]]], partition: int) -> tuple[list[Stored], list[Stored]]:
+    """Return what is committed and what was given up: a mark decides about all of a producer since its mark before."""
     decided: list[Stored] = []
+    given_up: list[Stored] = []
     open_rows: dict[int, list[Stored]] = {}
     for attributes, producer, records in batches:
         if attributes & 0x20:
             rows = open_rows.pop(producer, [])
             (_, kind) = struct.unpack(">hh", (records[0].key or b"")[:4])
-            decided += rows if kind == 1 else []
+            (decided if kind == 1 else given_up).extend(rows)
         elif attributes & 0x10:
             open_rows.setdefault(producer, []).extend(records)
         else:
             decided += records
-    assert all(record.partition in (-1, partition) for record in decided)
-    placed = [Stored(partition, it.offset, it.key, it.value, it.headers) for it in decided]
-    return sorted(placed, key=lambda record: record.offset)
+    assert all(record.partition in (-1, partition) for record in [*decided, *given_up])
+    placed, gone = (
+        sorted(
+            (Stored(partition, it.offset, it.key, it.value, it.headers) for it in found),
+            key=lambda record: record.offset,
+        )
+        for found in (decided, given_up)
+    )
+    return placed, gone
 
 
 def _batches(connection: socket.socket, topic: str, partition: int) -> Iterator[tuple[int, int, list[Stored]]]:
