@@ -58,6 +58,13 @@ def shown(batches: Sequence[Batch]) -> list[tuple[Any, ...]]:
     return [(row["_change_type"], *(value for name, value in row.items() if name not in OWN)) for row in rows]
 
 
+def upserts(database: str) -> tuple[PostgresCDCSource, Split]:
+    """Return a source of the upserts of `t` from now on, and its split."""
+    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False)
+    (split,) = source.discover(())
+    return source, split
+
+
 def full(connection: Any, columns: str = "id int primary key, v text", table: str = "t") -> None:
     """Make a table whose old rows are in the log."""
     connection.execute(f"create table {table} ({columns})")
@@ -313,8 +320,7 @@ def test_a_value_that_its_type_cannot_hold_is_refused_with_its_column_and_given_
 
 def test_upserts_have_new_rows_and_the_keys_of_deleted_ones(database: str, connection: Any) -> None:
     connection.execute("create table t (id int primary key, v text)")
-    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False)
-    (split,) = source.discover(())
+    source, split = upserts(database)
 
     connection.execute("insert into t values (1, 'a'), (2, 'b'); update t set v = 'c' where id = 1")
     connection.execute("update t set id = 3 where id = 1; delete from t where id = 2")
@@ -331,8 +337,7 @@ def test_upserts_have_new_rows_and_the_keys_of_deleted_ones(database: str, conne
 
 def test_upserts_of_a_table_with_old_rows_leave_out_what_only_they_have(database: str, connection: Any) -> None:
     full(connection)
-    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False)
-    (split,) = source.discover(())
+    source, split = upserts(database)
 
     connection.execute("insert into t values (1, 'a'); update t set v = 'c'; update t set id = 3; delete from t")
 
@@ -369,8 +374,7 @@ def test_a_long_value_that_an_update_leaves_and_nobody_sends_is_refused_with_its
     database: str, connection: Any
 ) -> None:
     connection.execute("create table t (id int primary key, long text, v int)")
-    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False)
-    (split,) = source.discover(())
+    source, split = upserts(database)
     without = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False, columns=["id", "v"])
 
     connection.execute(f"insert into t values (1, {LONG}, 1)")
@@ -408,8 +412,7 @@ def test_a_long_value_that_an_update_before_the_snapshot_left_is_not_asked_for(
 def test_a_long_key_that_an_update_leaves_comes_with_the_old_key(database: str, connection: Any) -> None:
     connection.execute("create table t (id text primary key, v int)")
     connection.execute("alter table t alter id set storage external")
-    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False)
-    (split,) = source.discover(())
+    source, split = upserts(database)
 
     connection.execute("insert into t values (repeat('x', 2500), 1); update t set v = 2; delete from t")
 
@@ -769,8 +772,7 @@ def test_a_table_of_upserts_whose_key_became_another_one_is_refused(
     database: str, connection: Any, altered: str
 ) -> None:
     connection.execute("create table t (id int primary key, e text not null); create unique index i on t (e)")
-    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False)
-    (split,) = source.discover(())
+    source, split = upserts(database)
 
     connection.execute("insert into t values (1, 'a'), (2, 'b')")
     connection.execute(altered)
@@ -783,8 +785,7 @@ def test_a_table_of_upserts_whose_key_became_another_one_is_refused(
 def test_a_partitioned_table_of_upserts_has_the_keys_of_deleted_rows(database: str, connection: Any) -> None:
     connection.execute("create table t (id int primary key, v text) partition by range (id)")
     connection.execute("create table t0 partition of t for values from (0) to (10)")
-    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False)
-    (split,) = source.discover(())
+    source, split = upserts(database)
 
     connection.execute("insert into t values (1, 'a'); update t set id = 2; delete from t")
 
@@ -820,8 +821,7 @@ def test_a_table_that_was_made_again_is_not_taken_for_the_one_of_before(database
 def test_a_delete_in_a_partition_whose_key_became_another_one_is_refused(database: str, connection: Any) -> None:
     connection.execute("create table t (id int primary key, e text not null) partition by range (id)")
     connection.execute("create table t0 partition of t default; create unique index i on t0 (e)")
-    source = PostgresCDCSource(database, "t", slot="s", changelog="upsert", snapshot=False)
-    (split,) = source.discover(())
+    source, split = upserts(database)
 
     connection.execute("insert into t values (1, 'a'); alter table t0 replica identity using index i; delete from t")
 
