@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
@@ -22,6 +20,7 @@ from arrowstate.spark.sink.plan import SinkPlan, StateInput
 from arrowstate.spark.task import SubtaskResult
 from arrowstate_formats.documents import LogEntryDocument
 from sink_batches import commit, fold
+from spark_files import add_file
 from stores import until
 
 if TYPE_CHECKING:
@@ -129,13 +128,8 @@ class Stream:
 
     def add(self, *batches: pa.Table) -> None:
         """Add the rows of micro-batches."""
-        source = self.folder / "in"
-        source.mkdir(exist_ok=True)
         for rows in batches:
-            number = len(self.rows)
-            pq.write_table(rows, source / f"{number:04}.parquet")
-            # Spark takes older files first.
-            os.utime(source / f"{number:04}.parquet", (1_600_000_000 + number,) * 2)
+            add_file(self.folder, len(self.rows), rows)
             self.rows.append(rows)
 
     def frame(self) -> DataFrame:

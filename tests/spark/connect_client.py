@@ -6,7 +6,6 @@ Arguments: the address of the server, and a folder. It runs queries and leaves w
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -23,6 +21,11 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.spark import bootstrap, keyed_sink, plan_read, progress, register, stateful, write_stream
 from arrowstate.spark.versions import STREAMING_READS, has
 from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from spark_files import add_file
 
 
 def timed(keys: Sequence[int], values: Sequence[int], seconds: Sequence[int]) -> pa.Table:
@@ -127,13 +130,9 @@ class Client:
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark = spark
         self.folder = folder
-        (folder / "in").mkdir()
 
     def add(self, number: int) -> None:
-        path = self.folder / "in" / f"{number}.parquet"
-        pq.write_table(BATCHES[number], path)
-        # Spark takes older files first.
-        os.utime(path, (1_600_000_000 + number,) * 2)
+        add_file(self.folder, number, BATCHES[number])
 
     def rows(self) -> DataFrame:
         reader = self.spark.readStream.schema("k long, v long, at timestamp").option("maxFilesPerTrigger", 1)

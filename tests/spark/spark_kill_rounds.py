@@ -30,8 +30,9 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from spark_audit import add_file, compare, files_until
+from spark_audit import compare, files_until, rows_of
 from spark_cluster import Cluster, kill_group, make_class_archive, parents, standalone_cluster
+from spark_files import add_file
 
 DRIVER = Path(__file__).parent / "cluster" / "driver.py"
 PATIENCE_SECONDS = 300
@@ -98,7 +99,7 @@ class Job:
     def add_files(self, count: int) -> None:
         """Add files for the stream."""
         for number in range(self.files, self.files + count):
-            add_file(self.folder, number)
+            add_file(self.folder, number, rows_of(number))
         self.files += count
 
     def start(self, parallelism: int, max_parallelism: int | None) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import arrowstate
-from spark_audit import add_file, compare
+from spark_audit import compare, rows_of
 from spark_cluster import kill_group, standalone_cluster
+from spark_files import add_file
 
 pytestmark = pytest.mark.long
 
@@ -61,7 +62,7 @@ def test_whatever_befalls_the_first_attempt_of_a_task_each_row_counts_once(
     troubles = {1: "executor", 2: "worker", 3: "error", 4: "slow"}
     marks = [(tmp_path / f"marks-{batch}") for batch in troubles]
     for number in range(6):
-        add_file(tmp_path, number)
+        add_file(tmp_path, number, rows_of(number))
     for folder in marks:
         folder.mkdir()
 
@@ -75,7 +76,7 @@ def test_whatever_befalls_the_first_attempt_of_a_task_each_row_counts_once(
 @pytest.mark.parametrize("query", ["sink", "audit"])
 def test_a_query_goes_on_at_another_parallelism_and_max_parallelism(call: Any, tmp_path: Path, query: str) -> None:
     for number, (parallelism, max_parallelism) in enumerate([(2, 128), (3, 192), (1, 7)]):
-        add_file(tmp_path, number)
+        add_file(tmp_path, number, rows_of(number))
         call(query, folder=str(tmp_path), parallelism=parallelism, max_parallelism=max_parallelism)
 
     operator = arrowstate.open_store(tmp_path / "store").latest().entry.operators[0]

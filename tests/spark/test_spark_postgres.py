@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import arrowstate
@@ -20,6 +18,7 @@ from arrowstate.errors import InvalidInputError, UnavailableError
 from arrowstate.runtime import Job, OutputTable, TableSource
 from arrowstate.spark import postgres_sink
 from killed_driver import copy_of, files_of
+from spark_files import add_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,13 +29,9 @@ ROWS = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("v", pa.int64())])
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Four files, each with rows of its own."""
-    (tmp_path / "in").mkdir()
     for number in range(4):
         rows = {"k": [0, 1, number], "n": [3 * number, 3 * number + 1, 3 * number + 2], "v": [number] * 3}
-        path = tmp_path / "in" / f"{number}.parquet"
-        pq.write_table(pa.table(rows, ROWS), path)
-        # Spark takes files in the order of their times, which may be the same millisecond.
-        os.utime(path, (number + 1, number + 1))
+        add_file(tmp_path, number, pa.table(rows, ROWS))
     return tmp_path
 
 

@@ -32,6 +32,7 @@ import arrowstate.spark
 from arrowstate.errors import MissingDependencyError
 from arrowstate.spark.versions import DATA_SOURCE, IMPORTS, STREAMING_READS, has
 from page_examples import run_page
+from spark_files import add_file
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("pyspark", "pyarrow", "pandas", "numpy", "duckdb", "numba")
@@ -99,11 +100,7 @@ class Check:
         random = np.random.default_rng(number)
         at = pa.array(random.integers(0, 10**6, count) + number * 10**6).cast(pa.timestamp("us", "UTC"))
         rows = pa.table({"k": random.integers(0, 500, count), "v": random.integers(-9, 9, count), "at": at})
-        place = self.folder / "in" / f"{number:04}.parquet"
-        place.parent.mkdir(exist_ok=True)
-        pq.write_table(rows, place)
-        # Spark takes older files first.
-        os.utime(place, (1_600_000_000 + number,) * 2)
+        add_file(self.folder, number, rows)
         self.rows.append(rows)
 
     def stream(self) -> DataFrame:

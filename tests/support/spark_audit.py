@@ -5,7 +5,6 @@ counted twice can be told: the output has the totals of a key after each of its 
 """
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyarrow import feather
 
 from arrowstate import CheckpointNotFoundError, Snapshot, StoreNotFoundError, open_store
@@ -26,14 +24,6 @@ FILE_MS = 1000
 """What a file covers in event time."""
 WINDOW_MS = 3000
 """A row makes its key have a timer at the end of a window of this length."""
-
-
-def add_file(folder: Path, number: int) -> None:
-    """Add a file in one step; Spark takes files in the order of their times."""
-    (folder / "in").mkdir(parents=True, exist_ok=True)
-    pq.write_table(rows_of(number), folder / "next.parquet")
-    os.utime(folder / "next.parquet", (1_600_000_000 + number,) * 2)
-    (folder / "next.parquet").rename(folder / "in" / f"{number:06}.parquet")
 
 
 def rows_of(number: int) -> pa.Table:
