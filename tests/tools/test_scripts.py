@@ -1,5 +1,6 @@
 """The scripts of tools/ and .ci/: what they promise to a person and to a build server."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -148,8 +149,10 @@ def test_an_environment_whose_python_is_gone_is_made_anew(environment):
 def test_a_build_fails_when_the_gate_or_the_tests_fail_and_ends_with_the_summary(tree, checked, tested, expected):
     script(tree / "tools" / "check", f'echo "checked $*"; exit {checked}')
     script(tree / "tools" / "test", f'echo "1 passed"; exit {tested}')
+    # Where there is one, none is installed.
+    browser = script(tree / "machine" / "chromium", "exit 1")
 
-    ran = run(tree / ".ci" / "run", cwd="/")
+    ran = run(tree / ".ci" / "run", cwd="/", env={**os.environ, "PATH": f"{browser.parent}:{os.environ['PATH']}"})
 
     assert ran.returncode == expected
     assert ran.stdout.splitlines() == ["checked --fast", "1 passed"]
