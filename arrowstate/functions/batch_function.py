@@ -120,9 +120,9 @@ class BatchContext(Context):
     def group_keys(self, batch: pa.RecordBatch) -> KeyBatch:
         """Return the distinct keys of a batch, checked and hashed once for several verbs.
 
-        Value, reducing and aggregating states without namespaces accept the result in place of key columns, and their
-        `read_keys` returns one value per distinct key, as `get_batch` does; other states refuse it. Its `columns` are
-        the key columns, each key once, in the order of the key hash.
+        Every state accepts the result in place of key columns. Value, reducing and aggregating states without
+        namespaces hash nothing again, and their `read_keys` returns one value per distinct key. Its `columns` are the
+        key columns, each key once, in the order of the key hash.
 
         Returns
         -------

@@ -214,24 +214,15 @@ class KeyedState(Shown, Generic[D]):
     def _keys(self, keys: Any, namespace: Any, user_keys: pa.Array | None = None) -> KeyBatch:
         """Check, hash, sort and group keys, with namespaces and user keys if the state has them.
 
-        Keys that `key_batch` has grouped, for a state with the same namespaces, are taken as they are.
+        Keys that are grouped by all that the state tells rows apart by are taken as they are.
         """
-        if isinstance(keys, KeyBatch):
+        if isinstance(keys, KeyBatch) and user_keys is None and namespace is None:
             self._context.check_grouped(keys)
-            grouped_by_key = keys.seconds is None
-            if user_keys is not None or namespace is not None or grouped_by_key != (self.descriptor.namespace is None):
-                raise InvalidInputError(
-                    f"state {self.descriptor.name!r} tells rows apart by namespaces or user keys, and was given keys "
-                    "that are grouped without them; give it the key columns"
-                )
-            if not grouped_by_key:
-                have = [column.type for column in keys.columns[len(self.layout.key) :]]
-                if have != [field.type for field in self.layout.namespace_fields]:
-                    raise InvalidInputError(
-                        f"state {self.descriptor.name!r} was given keys that are grouped with namespaces of "
-                        f"{', '.join(map(str, have))}; give it the key columns"
-                    )
-            return keys
+            spaced = self.descriptor.namespace is not None
+            if keys.seconds is None and not spaced:
+                return keys
+            if keys.seconds is not None and spaced and self._has_namespaces(keys):
+                return keys
         columns = self._context.columns(keys)
         entry = self._namespace_columns(namespace, len(columns[0]))
         if user_keys is not None:
@@ -241,6 +232,11 @@ class KeyedState(Shown, Generic[D]):
                 )
             entry.append(user_keys)
         return self._context.group(columns, entry)
+
+    def _has_namespaces(self, keys: KeyBatch) -> bool:
+        """Whether keys that are grouped with namespaces have those of this state."""
+        have = [column.type for column in keys.columns[len(self.layout.key) :]]
+        return have == [field.type for field in self.layout.namespace_fields]
 
     def key_batch(self, keys: Any, namespace: Any = None) -> KeyBatch:
         """Return keys, with namespaces if the state has them, checked and grouped."""

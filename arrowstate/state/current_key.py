@@ -19,7 +19,7 @@ from arrowstate.errors import ConcurrentUseError, InvalidInputError, KeyOutOfRan
 from arrowstate.schema.keys import check_key_schema, described, key_columns
 from arrowstate.schema.plain import plain_value
 from arrowstate.state.transaction import Transactions
-from arrowstate.table.columns import canonical_floats
+from arrowstate.table.columns import canonical_floats, take
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
@@ -74,7 +74,13 @@ class KeyContext:
         self.watermark, self.timestamp, self._current = mark
 
     def columns(self, keys: Any) -> list[pa.Array]:
-        """Return the key columns of a batch, checked and with canonical floats."""
+        """Return the key columns of a batch, checked and with canonical floats; of grouped keys those of each row."""
+        if isinstance(keys, KeyBatch):
+            self.check_grouped(keys)
+            if keys.seconds is not None:
+                raise InvalidInputError("the keys are grouped with namespaces of another state; give the key columns")
+            rows = keys.groups()
+            return [take(column, rows) for column in keys.columns]
         return [canonical_floats(column) for column in key_columns(keys, self.key)]
 
     def group(self, columns: Sequence[pa.Array], entry: Sequence[pa.Array] = ()) -> KeyBatch:

@@ -226,30 +226,68 @@ def test_keys_are_grouped_once_for_several_states(backend):
     assert dict(zip(emitted["k"].to_pylist(), emitted["n"].to_pylist(), strict=True)) == counts
 
 
-@pytest.mark.parametrize(
-    ("descriptor", "put"),
-    [
-        (
-            arrowstate.MapStateDescriptor("m", pa.int64(), pa.int64()),
-            lambda state, keys: state.put_batch(keys, [1, 2], [1, 2]),
+SPACED = pa.schema([("w", pa.int64())])
+GROUPED_KEYS = {
+    "list": (
+        arrowstate.ListStateDescriptor("s", pa.int64()),
+        lambda state, keys, rows: (
+            state.add_batch(keys, rows["v"]),
+            state.add_all_batch(keys, [[n, n] for n in rows["v"].to_pylist()]),
+            state.get_batch(keys),
         ),
-        (
-            arrowstate.ValueStateDescriptor("v", pa.int64(), namespace=pa.schema([("w", pa.int64())])),
-            lambda state, keys: state.update_batch(keys, [1, 2], namespace=7),
+    ),
+    "map": (
+        arrowstate.MapStateDescriptor("s", pa.int64(), pa.int64()),
+        lambda state, keys, rows: (
+            state.put_batch(keys, rows["v"], rows["k"]),
+            state.remove_batch(keys, pa.repeat(3, rows.num_rows)),
+            state.get_batch(keys, rows["v"]),
+            state.entries_batch(keys),
         ),
-        (
-            arrowstate.ValueStateDescriptor("v", pa.int64(), namespace=pa.schema([("w", pa.int64())])),
-            lambda state, keys: state.get_batch(keys),
+    ),
+    "namespaces": (
+        arrowstate.ValueStateDescriptor("s", pa.int64(), namespace=SPACED),
+        lambda state, keys, rows: (
+            state.update_batch(keys, rows["v"], namespace=rows.select(["w"])),
+            state.clear_batch(keys, namespace=3),
+            state.get_batch(keys, namespace=rows.select(["w"])),
         ),
-    ],
-)
-def test_states_whose_rows_are_told_apart_by_more_than_the_key_refuse_grouped_keys(backend, descriptor, put):
-    state = backend.state(descriptor)
+    ),
+    "merged namespaces": (
+        arrowstate.ReducingStateDescriptor("s", pa.int64(), reduce="sum", namespace=SPACED),
+        lambda state, keys, rows: (
+            state.add_batch(keys, rows["v"], namespace=rows.select(["w"])),
+            state.merge_namespaces_batch(keys, pa.repeat(7, rows.num_rows), rows["w"]),
+            state.get_batch(keys, namespace=7),
+        ),
+    ),
+}
 
-    with pytest.raises(arrowstate.InvalidInputError, match="give it the key columns"):
-        put(state, backend.group_keys(pa.array([1, 2])))
 
-    assert not state.table.runs
+@pytest.mark.parametrize("case", GROUPED_KEYS)
+def test_a_state_whose_rows_are_told_apart_by_more_than_the_key_takes_grouped_keys_as_those_of_each_row(case):
+    descriptor, use = GROUPED_KEYS[case]
+    random = np.random.default_rng(7)
+    given = pa.record_batch({name: random.integers(0, 9, 60) for name in ("k", "v", "w")})
+    plain, grouped = (arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128) for _ in range(2))
+
+    for batch in (given, given.slice(5, 1), given.slice(0, 0), given.slice(20)):
+        expected = use(plain.state(descriptor), batch["k"], batch)
+        found = use(grouped.state(descriptor), grouped.group_keys(batch["k"]), batch)
+
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours is theirs is None or ours.equals(theirs)
+
+
+def test_timers_take_grouped_keys_as_those_of_each_row(backend):
+    timers = backend.timers()
+    timers.register_batch(backend.group_keys([1, 2, 1]), [10, 20, 30])
+    timers.delete_batch(backend.group_keys([1, 2]), [10, 25])
+
+    assert timers.pop_due(40).select(["k", "timestamp"]).to_pylist() == [
+        {"k": 2, "timestamp": 20},
+        {"k": 1, "timestamp": 30},
+    ]
 
 
 def test_keys_that_are_grouped_have_the_values_that_get_batch_returns(backend):
