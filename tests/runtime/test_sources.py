@@ -5,12 +5,14 @@ import errno
 import gzip
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -21,6 +23,7 @@ from arrowstate.runtime.sources import file_formats
 from arrowstate.runtime.sources.files import FileSource
 from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource, TableSource
 from arrowstate.testing import SourceConformance
+from long_form import short_or_long
 
 NUMBERS = pa.schema({"n": pa.int64()})
 ROWS = pa.table(
@@ -749,6 +752,72 @@ def test_fields_of_csv_without_quotes_are_null_where_they_are_empty_and_never_el
     source = FileSource(tmp_path, "csv", schema=pa.schema({"text": pa.string(), "n": pa.int64()}))
 
     assert [tuple(row.values()) for row in all_rows(source)] == [(None, 1), ("", None), ("NA", 2), ("null", 3)]
+
+
+# A quote is one only at the start of a field.
+CSV_FIELD = r'(?:"(?:[^"]|"")*+"[^,\n]*|[^",\n][^,\n]*)?'
+CSV_TEXT = re.compile(rf"{CSV_FIELD}(?:[,\n]{CSV_FIELD})*")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_quote_that_is_never_closed_is_told_with_its_row_and_the_rows_before_it_are_read(
+    tmp_path: Path, monkeypatch: Any, suffix: str
+) -> None:
+    monkeypatch.setattr(file_formats, "_BLOCK_BYTES", 512)
+    body = ("n,text,other\n" + "".join(f"{n},t,x\n" for n in range(500)) + '500,t,"x\n501,t,x\n502,t,x\n').encode()
+    (tmp_path / f"a.csv{suffix}").write_bytes(gzip.compress(body) if suffix else body)
+    source = FileSource(tmp_path, "csv", schema=NUMBERS)
+    reader = source.reader()
+    reader.add(source.discover(()))
+    found: list[int] = []
+
+    with pytest.raises(SourceError, match="row 500: a quote is opened in its last row and never closed") as caught:
+        while isinstance(batch := reader.read(64), Batch):
+            found += batch.rows["n"].to_pylist()
+
+    assert found == list(range(500))
+    assert is_unrecoverable(caught.value)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_of_any_csv_all_rows_are_read_or_an_error_is_told(tmp_path: Path, columns: int) -> None:
+    random = np.random.default_rng(columns)
+    names = ["a", "b", "c"][:columns]
+    path = tmp_path / "a.csv"
+    seen = {"open": 0, "rows": 0, "misfit": 0}
+    for _ in range(short_or_long(400, 20_000)):
+        fields = random.choice(["", "x", '""', '"x"', '"x\n"', '"x"",y"', 'x"y', '"x"y', '"', "x\n"], (4, columns))
+        odd = [random.choice([",", "\n"]) if random.random() < 0.03 else "," for _ in fields]
+        text = ",".join(names) + "\n" + "\n".join(comma.join(row) for comma, row in zip(odd, fields, strict=True))
+        text += random.choice(["", "\n", "\n\n"])
+        path.write_text(text)
+        source = FileSource(tmp_path, "csv", schema=pa.schema({names[-1]: pa.string()}))
+        try:
+            expected = pa.csv.read_csv(
+                # Arrow takes an empty field at the very end for an empty text.
+                pa.BufferReader(f"{text}\n".encode()),
+                parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+                convert_options=pa.csv.ConvertOptions(
+                    column_types={names[-1]: pa.string()},
+                    include_columns=[names[-1]],
+                    null_values=[""],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            ).to_pylist()
+        except pa.ArrowInvalid:
+            expected = None
+
+        is_closed = CSV_TEXT.fullmatch(text)
+        if expected is None or not is_closed:
+            seen["misfit" if is_closed else "open"] += 1
+            with pytest.raises(SourceError):
+                all_rows(source)
+        else:
+            seen["rows"] += 1
+            assert all_rows(source) == expected
+    assert seen["open"] > 9
+    assert seen["rows"] > 9
 
 
 # A CSV without its last lines is a CSV.

@@ -27,6 +27,9 @@ _BLOCK_BYTES = 4 << 20
 _NAMES_BYTES = 64 << 10
 """The names of columns within so many bytes are looked at."""
 
+_BLANK = b"\xef\xbb\xbf \t\r\n"
+"""What a text may have that has nothing in it."""
+
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
@@ -245,7 +248,7 @@ class TextRows(RowFile):
         """Whether nothing is in the file, for a parser says so of one whose first block has no whole line, too."""
         self.file.seek(0)
         text = self._text()
-        return not any(block.strip(b"\xef\xbb\xbf \t\r\n") for block in iter(lambda: text.read(_BLOCK_BYTES), b""))
+        return not any(block.strip(_BLANK) for block in iter(lambda: text.read(_BLOCK_BYTES), b""))
 
     def _whole_lines(self, parsed: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
@@ -268,16 +271,18 @@ class CsvRows(TextRows):
         text = self._beginning.read(_NAMES_BYTES).decode("utf-8-sig", "replace")
         self.file.seek(0)
         names = next(filter(None, csv.reader(io.StringIO(text, newline=""))), [])
+        self._last = _LAST_OF_MANY if len(names) > 1 else _LAST_OF_ONE
         for name in schema.names:
             if names.count(name) > 1:
                 raise Misfit(f"the file has {names.count(name)} columns {name!r}")
 
     def parsed(self, text: pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Return the rows of a text."""
-        return pyarrow.csv.open_csv(
-            text,
+        self._is_ended = False
+        parsed = pyarrow.csv.open_csv(
+            pa.PythonFile(_Lasting(text, self._last), mode="r"),
             read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=self._take_invalid),
             convert_options=pyarrow.csv.ConvertOptions(
                 column_types=schema,
                 include_columns=schema.names,
@@ -286,11 +291,64 @@ class CsvRows(TextRows):
                 quoted_strings_can_be_null=False,
             ),
         )
+        return self._ended(parsed)
+
+    def _take_invalid(self, row: Any) -> str:
+        """Pass over the line that was put after the text, and nothing else."""
+        if row.text != self._last:
+            return "error"
+        self._is_ended = True
+        return "skip"
+
+    def _ended(self, parsed: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows, of the last batch when it is known that no quote swallows the rest of the file."""
+        last: pa.RecordBatch | None = None
+        try:
+            for rows in parsed:
+                if last is not None:
+                    yield last
+                last = rows if rows.num_rows else None
+        except pa.ArrowInvalid:
+            if last is not None:
+                yield last
+            raise
+        if last is not None:
+            yield last if self._is_ended else last.slice(0, last.num_rows - 1)
+        if not self._is_ended:
+            raise Misfit("a quote is opened in its last row and never closed; the file may have been cut", self.count)
 
     def row_of(self, error: BaseException) -> int | None:
         """Return the row of a message; there, the line with the names is row 1."""
         found = re.search(r"Row #(\d+)", str(error))
         return None if found is None else int(found[1]) - 2
+
+
+_LAST_OF_ONE, _LAST_OF_MANY = ",", "-"
+"""Lines that have another number of columns than a text of one column, and of many."""
+
+
+class _Lasting:
+    """A text of CSV and a last line, which is no row of it. A quote that is never closed swallows that line."""
+
+    closed = False
+
+    def __init__(self, text: pa.NativeFile, last: str) -> None:
+        self._text = text
+        # The text may end without a newline; a line without anything is passed over.
+        self._last = b"\n" + last.encode()
+        self._is_blank = True
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes of the text, and after them the line, unless nothing is in the text."""
+        block = self._text.read(size)
+        if block:
+            self._is_blank = self._is_blank and not block.strip(_BLANK)
+            return block
+        last, self._last = self._last, b""
+        return b"" if self._is_blank else last
+
+    def close(self) -> None:
+        """Leave the text to whoever opened it."""
 
 
 class JsonRows(TextRows):

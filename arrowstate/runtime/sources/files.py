@@ -45,10 +45,10 @@ class FileSource(Source):
     path : str or PathLike
         A folder, or a pattern such as `/data/2026-*/*.csv`; local, or a URL that fsspec opens.
     format : {"parquet", "csv", "json", "arrow"}, default "parquet"
-        CSV has the names of its columns in the first line, and an empty field without quotes is null. JSON has an
-        object a line; a missing member is null. Lines of both have 4 MiB at most, and blank lines are passed over.
-        Files of both may be compressed if their names say so (`.gz`, `.bz2`, `.zst`, `.lz4`). Arrow is the file format
-        or the stream format of Arrow IPC.
+        CSV has the names of its columns in the first line; an empty field without quotes is null, and a quote that is
+        never closed is an error of the row with it. JSON has an object a line; a missing member is null. Lines of both
+        have 4 MiB at most, and blank lines are passed over. Files of both may be compressed if their names say so
+        (`.gz`, `.bz2`, `.zst`, `.lz4`). Arrow is the file format or the stream format of Arrow IPC.
     schema : pa.Schema, optional
         The columns to read, by their names; other columns of the files are left out. Numbers, texts, bytes and times
         of other widths are converted if nothing is lost, but a narrower float is rounded. By default it is the schema
