@@ -738,6 +738,16 @@ def test_a_slot_or_a_publication_that_does_not_fit_is_refused_at_the_start_and_w
             source.discover(["changes"])
 
 
+def test_a_first_start_that_is_refused_for_its_publication_leaves_no_slot(database: str, connection: Any) -> None:
+    full(connection)
+    connection.execute("create publication s for table t where (id > 3)")
+
+    with pytest.raises(SourceError, match="has only some rows of the table"):
+        PostgresCDCSource(database, "t", slot="s").discover(())
+
+    assert connection.execute("select slot_name from pg_replication_slots").fetchall() == []
+
+
 ALTERED = {
     "does not have the columns v": "alter table t rename v to w",
     "its column 'v' has another type than text": "alter table t alter v type int using 1",

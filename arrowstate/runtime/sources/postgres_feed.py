@@ -176,7 +176,10 @@ class PostgresTable:
         return SQL("{}{}").format(SQL("" if self.is_partitioned else "only "), Identifier(self.namespace, self.table))
 
     def make(self, connection: Connection[Any]) -> None:
-        """Make publication and slot, in this order: the log before a publication cannot be read with it."""
+        """Make publication and slot, in this order: the log before a publication cannot be read with it.
+
+        A slot keeps the log of the server for ever, so none is made with which the source could not go on.
+        """
         from psycopg import errors, sql
 
         publish = sql.SQL("create publication {} for table {} with (publish_via_partition_root = true)").format(
@@ -194,6 +197,9 @@ class PostgresTable:
                         f"the user may not make the publication {self.publication!r}: {error.diag.message_primary}; "
                         f"have it made: {publish.as_string(connection)}"
                     ) from error
+        problem = self._problem_of_publication(connection)
+        if problem is not None:
+            raise _refusal(problem, None)
         with suppress(errors.DuplicateObject):
             if connection.execute(slots, (self.slot,)).fetchone() == (0,):
                 try:
@@ -236,9 +242,7 @@ class PostgresTable:
                 )
         problem = problem or self._problem_of_publication(connection)
         if problem is not None:
-            raise SourceError(
-                CHANGES, given, f"{problem}; begin anew under another uid and slot, which reads the table again"
-            )
+            raise _refusal(problem, given)
         assert found is not None
         return int(found[4])
 
@@ -258,6 +262,10 @@ class PostgresTable:
             return f"{name} has only some rows of the table"
         missing = {column.name for column in self.columns} - set(table.get("attnames") or self.schema.names + self.key)
         return f"{name} does not have the columns {', '.join(sorted(missing))}" if missing else None
+
+
+def _refusal(problem: str, given: dict[str, Any] | None) -> SourceError:
+    return SourceError(CHANGES, given, f"{problem}; begin anew under another uid and slot, which reads the table again")
 
 
 def check_split(split: Split) -> None:

@@ -186,6 +186,7 @@ class _Snapshot:
         if self._copying is None:
             # What is visible and not yet in the log could be lost with the server.
             if self._row("select (pg_current_wal_flush_lsn() - '0/0')::bigint")[0] < self._until:
+                time.sleep(WAIT_MS / 1000)
                 return None
             self._copying = Copying(self._connection, self._command())
         lines = self._copying.take(_MOST_MESSAGES)
