@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from arrowstate.errors import IncompatibleStateError, InvalidInputError, NotFoundError
+from arrowstate.errors import CollectedError, IncompatibleStateError, InvalidInputError, NotFoundError
 from arrowstate.files.operator import read_part, write_part
 from arrowstate.files.streams import CheckpointStreamFactory
 from arrowstate.files.subtasks import whole_state
+from arrowstate.log.collected import reading_checkpoint
 from arrowstate.schema.keys import described
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
@@ -105,6 +106,42 @@ def find_output(storage: Storage, entry: LogEntryDocument, uid: str) -> Operator
             f"{', '.join(map(repr, outputs)) or 'none'}"
         )
     return whole_state(storage, uid, outputs[uid])
+
+
+def row_count(document: OperatorStateDocument) -> int:
+    """Return how many rows an output table has."""
+    return sum(part.rows for part in document.parts)
+
+
+def fewest_rows(
+    storage: Storage, newest: LogEntryDocument, earlier: Iterable[LogEntryDocument], uid: str, epoch: int | None
+) -> int:
+    """Return the fewest rows that an output table has had since the writer with this epoch.
+
+    Writers only add rows; who rolls a store back, or starts a job from an older checkpoint, takes a new epoch. So a
+    reader that has read more rows than this has rows that were given up, and others may have their numbers now.
+
+    Parameters
+    ----------
+    newest
+        The newest checkpoint. If it is of the epoch, or the epoch is None, nothing else is looked at.
+    earlier
+        Checkpoints, newest first. Those after the epoch are looked at, as far as the store has them.
+    """
+    fewest = row_count(find_output(storage, newest, uid))
+    if epoch is None or newest.writer_epoch == epoch:
+        return fewest
+    for entry in earlier:
+        if entry.writer_epoch <= epoch:
+            break
+        try:
+            with reading_checkpoint(storage, entry):
+                fewest = min(fewest, row_count(find_output(storage, entry, uid)))
+        except NotFoundError:
+            return 0
+        except CollectedError:
+            continue
+    return fewest
 
 
 def is_output(state: OperatorStateDocument) -> bool:

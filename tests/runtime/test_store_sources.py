@@ -100,7 +100,7 @@ def test_a_table_is_read_from_its_end_if_that_was_asked_for_and_the_end_is_fixed
     splits = source.discover(())
     output.commit(41, 2)
 
-    assert splits == [Split("rows", 41)]
+    assert splits == [Split("rows", {"row": 41, "epoch": 1})]
     assert [row["n"] for row in read(reader_of(source, *splits))] == [41, 42]
 
 
@@ -133,11 +133,48 @@ def test_a_table_with_fewer_rows_than_were_read_is_an_error(output: Output) -> N
     read(reader)
     output.commit(30)
 
-    with pytest.raises(SourceError, match="position 41: the output table has only 30 rows: the store has gone back"):
+    with pytest.raises(SourceError, match="'row': 41, .* only 30 are left: the store has gone back"):
         read(reader)
-    with pytest.raises(SourceError, match="has only 30 rows"):
-        read(reader_of(output.source(), Split("rows", 31)))
-    assert read(reader_of(output.source(), Split("rows", 30))) == []
+    with pytest.raises(SourceError, match="only 30 are left"):
+        read(reader_of(output.source(), Split("rows", {"row": 31, "epoch": 1})))
+    assert read(reader_of(output.source(), Split("rows", {"row": 30, "epoch": 1}))) == []
+
+
+def test_rows_that_were_given_up_are_told_when_as_many_have_come_again(output: Output) -> None:
+    reader, stopped = reader_of(output.source()), reader_of(output.source())
+    read(reader)
+    position = [batch.position for batch in iter(lambda: stopped.read(10), None)][-1]
+    output.commit(30, 11)
+    output.opened.rollback(1)
+    output.commit(41)
+    output.opened.rollback(1)
+    read(reader)
+
+    output.commit(30)
+    output.commit(30, 20)
+
+    for again in (reader, reader_of(output.source(), Split("rows", position))):
+        with pytest.raises(SourceError, match="only 30 are left"):
+            read(again)
+    assert [row["n"] for row in read(reader_of(output.source(), Split("rows", {**position, "row": 30})))] == list(
+        range(30, 50)
+    )
+
+
+def test_rows_are_read_on_where_the_checkpoint_that_gave_some_up_was_collected(output: Output) -> None:
+    reader = reader_of(output.source())
+    read(reader)
+    output.commit(30)
+    output.commit(41, 2)
+    output.opened.collect(grace_ms=0, allow_short_grace=True).apply()
+
+    assert [row["n"] for row in read(reader)] == [41, 42]
+
+
+@pytest.mark.parametrize("position", [None, 3, {"row": 3}, {"row": -1, "epoch": 1}, {"row": True, "epoch": 1}], ids=str)
+def test_what_is_no_position_of_a_table_is_refused(output: Output, position: Any) -> None:
+    with pytest.raises(SourceError, match="a position must (have row, epoch|be the number of a row)"):
+        read(reader_of(output.source(), Split("rows", position)))
 
 
 def test_rows_whose_files_were_collected_are_read_where_they_are_now(tmp_path: Path) -> None:

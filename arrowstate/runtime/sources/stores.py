@@ -10,6 +10,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from arrowstate.errors import (
     SourceError,
     StorageError,
 )
-from arrowstate.files.output_tables import find_output, output_rows
+from arrowstate.files.output_tables import fewest_rows, find_output, output_rows, row_count
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry, open_store_document
@@ -104,13 +105,14 @@ class OutputSource(_StoreSource):
     NotFoundError
         If there is no such store, checkpoint or table.
     InvalidInputError
-        If an argument is wrong. If the table has fewer rows than were read, as after a rollback of the store, reading
-        raises a `SourceError`.
+        If an argument is wrong. If the store has given up rows that were read, as by a rollback, reading raises a
+        `SourceError`.
 
     Notes
     -----
-    A position is the number of the next row, which never changes, even if rows are moved to other files. Who rolls the
-    store back must see to its readers: once the table has as many rows again, a reader takes the further ones.
+    A position is a struct: `row` int64, the number of the next row, which never changes, even if rows are moved to
+    other files; and `epoch` int64, that of the writer in whose checkpoint the rows before it were read. A rollback is
+    noticed as long as the store has the checkpoint that it made; after that a reader takes the rows that follow.
 
     Examples
     --------
@@ -127,6 +129,8 @@ class OutputSource(_StoreSource):
     >>> reader.read(max_rows=100).rows.to_pylist(), reader.read(max_rows=100)
     ([{'user': 'ann', 'total': 3}], None)
     """
+
+    position_type = pa.struct({"row": pa.int64(), "epoch": pa.int64()})
 
     def __init__(
         self,
@@ -150,8 +154,9 @@ class OutputSource(_StoreSource):
         """Return the one split there is."""
         if _ROWS in known:
             return []
-        row = _row_count(find_output(*self.newest(), self.output)) if self.starting == "latest" else 0
-        return [Split(_ROWS, row)]
+        storage, entry = self.newest()
+        row = row_count(find_output(storage, entry, self.output)) if self.starting == "latest" else 0
+        return [Split(_ROWS, {"row": row, "epoch": entry.writer_epoch})]
 
     def reader(self) -> Reader:
         """Return a reader."""
@@ -162,9 +167,19 @@ class _OutputSplit(ChunkedSplit):
     def __init__(self, source: OutputSource, split: Split) -> None:
         if split.id != _ROWS:
             raise SourceError(split.id, split.position, f"the source has no such split; it has {_ROWS!r}")
+        position = split.position
+        if not isinstance(position, dict) or position.keys() != set(source.position_type.names):
+            detail = f"a position must have {', '.join(source.position_type.names)}, got {position!r}"
+            raise SourceError(split.id, position, detail)
         self._source = source
-        row = row_number(split, split.position)
+        self._epoch = position["epoch"]
+        row = row_number(split, position["row"])
         super().__init__(split, self._rows(row), source.schema, row)
+
+    @property
+    def position(self) -> dict[str, int]:
+        """The number of the next row, and the epoch of the rows before it."""
+        return {"row": self.row, "epoch": self._epoch}
 
     def _rows(self, row: int) -> Iterator[pa.RecordBatch | None]:
         looks = Looks(self._source.clock, self._source.discovery_ms)
@@ -179,10 +194,9 @@ class _OutputSplit(ChunkedSplit):
                 continue
             try:
                 with reading_checkpoint(storage, entry):
+                    self._check(storage, entry, seen)
                     document = find_output(storage, entry, self._source.output)
-                    last = _row_count(document)
-                    if last < row:
-                        raise SourceError(_ROWS, row, f"the output table has only {last} rows: the store has gone back")
+                    last = row_count(document)
                     for rows in output_rows(storage, document, row, last, columns=_columns(document)):
                         row += rows.num_rows
                         yield rows
@@ -194,13 +208,19 @@ class _OutputSplit(ChunkedSplit):
             else:
                 seen = entry.number
 
+    def _check(self, storage: Storage, entry: LogEntryDocument, seen: int) -> None:
+        """Refuse a table some of whose rows were given up after they were read."""
+        log = CommitLog(storage).backwards()
+        earlier = takewhile(lambda other: other.number > seen, log)
+        fewest = fewest_rows(storage, entry, earlier, self._source.output, self._epoch)
+        if fewest < self.row:
+            detail = f"of the rows that were read only {fewest} are left: the store has gone back"
+            raise SourceError(_ROWS, self.position, detail)
+        self._epoch = entry.writer_epoch
+
 
 def _columns(document: OperatorStateDocument) -> pa.Schema:
     return pa.schema(list(type_from_json(document.value_type)))
-
-
-def _row_count(document: OperatorStateDocument) -> int:
-    return sum(part.rows for part in document.parts)
 
 
 class ChangesSource(_StoreSource):

@@ -16,7 +16,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from arrowstate.errors import IncompatibleStateError, InvalidInputError, NotFoundError
-from arrowstate.files.output_tables import find_output, output_rows
+from arrowstate.files.output_tables import fewest_rows, find_output, output_rows, row_count
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.spark.read.bases import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -156,7 +157,7 @@ class OutputReader(DataSourceReader):
 
 
 class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads an output table as a stream: an offset is the number of rows before it.
+    """Reads an output table as a stream: an offset is the number of rows before it, and the epoch of their writer.
 
     The offset at the end of a micro-batch says where it began too, so a micro-batch that is repeated has the same rows
     even where the stream began at `latest`, which is another place by then.
@@ -169,8 +170,10 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins."""
-        row = self._newest_row() if self.plan.starting == "latest" else 0
-        return {"row": row, "after": row}
+        storage = self.plan.store.open()
+        entry = find_checkpoint(storage)
+        row = row_count(find_output(storage, entry, self.plan.output)) if self.plan.starting == "latest" else 0
+        return {"row": row, "after": row, "epoch": entry.writer_epoch}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit that the option asks for."""
@@ -178,24 +181,22 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the query: the rows there are now."""
-        self._target = self._newest_row()
+        self._target = row_count(self._newest(self.plan.store.open()))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends."""
-        if self._target is None or start["row"] > self._target:
-            document = self._newest_held()
-            _check_rows(document, self.plan, start["row"])
-        row = sum(part.rows for part in document.parts) if self._target is None else self._target
+        entry, document = self._newest_held(start)
+        row = row_count(document) if self._target is None else self._target
         if isinstance(limit, ReadMaxRows):
             row = min(row, start["row"] + limit.max_rows)
-        return {"row": row, "after": start["row"]} if row > start["row"] else start
+        end = {"row": row, "after": start["row"], "epoch": entry.writer_epoch}
+        return end if row > start["row"] else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return ranges of the rows of a micro-batch that begin and end with a part."""
         if start == end:
             return []
-        document = self._newest_held()
-        _check_rows(document, self.plan, end["row"])
+        _, document = self._newest_held(end)
         return _ranges(document.parts, end["after"], end["row"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -208,19 +209,23 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Leave the checkpoints held until the lease ends."""
         self._held.leave()
 
-    def _newest_held(self) -> OperatorStateDocument:
-        """The rows of the newest checkpoint, which is held with all after it: a task reads the newest of these."""
+    def _newest_held(self, offset: dict[str, Any]) -> tuple[LogEntryDocument, OperatorStateDocument]:
+        """The newest checkpoint, and its rows, of which those before the offset are as they were read.
+
+        The checkpoint is held with all after it: a task reads the newest of these.
+        """
         storage = self.plan.store.open()
         entry = find_checkpoint(storage)
         assert entry.checkpoint_id is not None, "a fence is never read"
+        # A query that began with an earlier version has no epoch.
+        earlier = CommitLog(storage).backwards()
+        rows = fewest_rows(storage, entry, earlier, self.plan.output, offset.get("epoch"))
+        _check_rows(rows, self.plan, offset["row"])
         self._held.from_checkpoint(entry.checkpoint_id)
-        return find_output(storage, entry, self.plan.output)
+        return entry, find_output(storage, entry, self.plan.output)
 
     def _newest(self, storage: Storage) -> OperatorStateDocument:
         return find_output(storage, find_checkpoint(storage), self.plan.output)
-
-    def _newest_row(self) -> int:
-        return sum(part.rows for part in self._newest(self.plan.store.open()).parts)
 
 
 def _ranges(parts: Sequence[OperatorPartDocument], start: int, end: int) -> list[InputPartition]:
@@ -242,7 +247,7 @@ def _rows(
     storage: Storage, document: OperatorStateDocument, plan: OutputPlan, rows: RowsPartition
 ) -> Iterator[pa.RecordBatch]:
     """Yield a range of rows, parts of a few rows put together."""
-    _check_rows(document, plan, rows.end)
+    _check_rows(row_count(document), plan, rows.end)
     columns = pa.schema(list(type_from_json(document.value_type)))
     chosen = [name for name in plan.schema.names if name in columns.names]
     stored = spark_schema(pa.schema([columns.field(name) for name in chosen]))
@@ -267,10 +272,9 @@ def _rows(
         yield pa.concat_batches(waiting)
 
 
-def _check_rows(document: OperatorStateDocument, plan: OutputPlan, read: int) -> None:
-    rows = sum(part.rows for part in document.parts)
+def _check_rows(rows: int, plan: OutputPlan, read: int) -> None:
     if rows < read:
         raise NotFoundError(
-            f"output table {plan.output!r} has {rows} rows and the query has read {read}: the store has gone back to "
-            "an earlier checkpoint; start the query anew with another Spark checkpoint folder"
+            f"of the {read} rows that the query has read of output table {plan.output!r} only {rows} are left: the "
+            "store has gone back to an earlier checkpoint; start the query anew with another Spark checkpoint folder"
         )
