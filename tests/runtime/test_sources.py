@@ -402,6 +402,23 @@ def test_an_argument_that_makes_no_sense_is_refused(make: Any, message: str) -> 
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("format", "type"),
+    [
+        *(("csv", type) for type in (pa.list_(pa.int64()), pa.struct({"n": pa.int64()}), pa.string_view())),
+        *(("json", type) for type in (pa.duration("s"), pa.list_(pa.map_(pa.string(), pa.int64())))),
+    ],
+    ids=str,
+)
+def test_a_type_that_a_text_cannot_be_read_as_is_refused_before_a_file_is_there(
+    tmp_path: Path, format: Any, type: Any
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"a source of {format} files cannot read column 'odd \"' as") as caught:
+        FileSource(tmp_path, format, schema=pa.schema({"n": pa.int64(), 'odd "': type}))
+
+    assert str(type) in str(caught.value)
+
+
 def test_files_are_read_in_the_order_of_their_times_and_names(tmp_path: Path) -> None:
     for name, seconds in {"c": 10, "b": 20, "a": 30, "d": 20}.items():
         write_parquet(tmp_path / name, ROWS)

@@ -16,6 +16,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from arrowstate.errors import InvalidInputError
 from arrowstate.schema.types import safe_cast, type_parts
 
 _BATCH_ROWS = 65_536
@@ -217,6 +218,8 @@ class TextRows(RowFile):
 
     empty: str
     """What the parser says of a text without anything in it."""
+    without_values: bytes
+    """A text in which no column `x` has a value."""
 
     @abstractmethod
     def parsed(self, text: pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -263,6 +266,7 @@ class CsvRows(TextRows):
     """CSV with the names of the columns in its first line."""
 
     empty = "Empty CSV file"
+    without_values = b"x\n"
 
     def check_names(self, schema: pa.Schema) -> None:
         """Refuse a name that two columns have, of which the parser would take the first."""
@@ -355,6 +359,7 @@ class JsonRows(TextRows):
     """JSON, an object a line."""
 
     empty = "Empty JSON stream"
+    without_values = b"{}\n"
 
     def parsed(self, text: pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Return the rows of a text."""
@@ -402,9 +407,23 @@ class _Objects:
 
 _LEADING_NULL = re.compile(rb"\A((?:\xef\xbb\xbf)?\s*)null")
 
-FORMATS: dict[str, type[RowFile]] = {"parquet": ParquetRows, "csv": CsvRows, "json": JsonRows, "arrow": ArrowRows}
-NEED_SCHEMA = ("csv", "json")
+TEXTS: dict[str, type[TextRows]] = {"csv": CsvRows, "json": JsonRows}
 """Formats whose files do not say the types of their columns."""
+FORMATS: dict[str, type[RowFile]] = {"parquet": ParquetRows, "arrow": ArrowRows, **TEXTS}
+
+
+def check_types(format: str, schema: pa.Schema) -> None:
+    """Refuse columns of a type that the parser of a text does not have."""
+    text = TEXTS[format]
+    for field in schema:
+        try:
+            for _ in text(pa.BufferReader(text.without_values), "").batches(pa.schema({"x": field.type}), 0):
+                pass
+        except pa.ArrowNotImplementedError as error:
+            raise InvalidInputError(
+                f"a source of {format} files cannot read column {field.name!r} as {field.type}: {error}; read it as "
+                "another type, such as pa.string(), and convert it in map_batches"
+            ) from error
 
 
 def _family(type: pa.DataType) -> str:

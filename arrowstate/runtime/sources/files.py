@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.runtime.connectors import Reader, Source, Split
-from arrowstate.runtime.sources.file_formats import FORMATS, NEED_SCHEMA, Misfit
+from arrowstate.runtime.sources.file_formats import FORMATS, TEXTS, Misfit, check_types
 from arrowstate.runtime.sources.reading import ChunkedSplit, SplitsReader, checked_schema, row_number
 from arrowstate.storage.registry import options_of
 from arrowstate_formats.integers import check_integer
@@ -63,8 +63,8 @@ class FileSource(Source):
     Raises
     ------
     InvalidInputError
-        If there is no schema. At the first start of a job with a bounded source: if no file matches the pattern, or
-        there is no such folder; a folder may be empty.
+        If there is no schema, or CSV or JSON cannot be read as a type in it. At the first start of a job with a bounded
+        source: if no file matches the pattern, or there is no such folder; a folder may be empty.
     SourceError
         While reading: if a file is cut short, was changed after it was begun, or has rows that do not fit. It names
         the file, the position and, where it is known, the row.
@@ -113,6 +113,8 @@ class FileSource(Source):
         self.discovery_ms = check_integer("discovery_ms", discovery_ms, 0, 2**40, unit="milliseconds")
         self.storage_options = options_of("storage_options", storage_options)
         self.schema = checked_schema(self._first_schema() if schema is None else schema)
+        if format in TEXTS:
+            check_types(format, self.schema)
 
     def discover(self, known: Collection[str]) -> Sequence[Split]:
         """Return the files that are not known, the one that was modified first before the others."""
@@ -135,7 +137,7 @@ class FileSource(Source):
         return sorted(found, key=lambda name: (_modified(found[name]), name))
 
     def _first_schema(self) -> pa.Schema:
-        if self.format in NEED_SCHEMA:
+        if self.format in TEXTS:
             raise InvalidInputError(f"a source of {self.format} files needs a schema: schema=pa.schema({{...}})")
         for name in self._names():
             with _Folder(self.path, self.storage_options).open(name) as file:
