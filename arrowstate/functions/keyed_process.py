@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -183,7 +183,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
                 timers.end()
         return out
 
-    def _fire(self, clock: str, until: int) -> pa.Array:
+    def _fire(self, clock: Literal["event_time", "processing_time"], until: int) -> pa.Array:
         """Fire the timers of a clock up to a time."""
         timers = self._context.own_timers
         if timers is None:
@@ -197,6 +197,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         fired: list[int] = []
         counts: list[int] = []
         context.enter(self._plain_keys(keys), fired)
+        context.clock = clock
 
         def run() -> tuple[list[Any], list[int], pa.Array | None]:
             try:
@@ -211,7 +212,10 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
             # By processing time no event time is known but the watermark.
             return out.values, counts, pa.array(fired, pa.int64()) if clock == "event_time" else None
 
-        return self._applied(keys, run)
+        try:
+            return self._applied(keys, run)
+        finally:
+            context.clock = None
 
     def _run(self, batch: pa.RecordBatch, numbers: list[int]) -> tuple[list[Any], list[int]]:
         """Call the function for every row; return what it emitted, and how much it had emitted after each row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.functions.checkpointed import CheckpointedFunction
@@ -57,6 +57,8 @@ class ProcessContext(Context):
     ) -> None:
         super().__init__(backend, broadcasts, operator_states)
         self._sides = sides
+        self.clock: Literal["event_time", "processing_time"] | None = None
+        "In `on_timer`, the clock of the timer that fires; else None."
         self.row = 0
         "The row of the batch that the element comes from."
         self.number = 0
@@ -231,7 +233,8 @@ class KeyedProcessFunction(CheckpointedFunction):
         timestamp
             Of the timer, in milliseconds since 1970.
         context
-            The key of the timer; its timestamp is that of the timer.
+            The key of the timer; its timestamp is that of the timer, and its `clock` is `event_time` or
+            `processing_time`.
         out
             Takes what is emitted, by `out.collect(value)`.
         """

@@ -750,6 +750,29 @@ def test_rows_expire_by_the_event_time_of_the_element_that_wrote_them():
     assert backend.state(last).get_batch(["a", "b"]).to_pylist() == [60, None]
 
 
+def test_a_timer_says_by_which_clock_it_fires():
+    class Told(arrowstate.KeyedProcessFunction):
+        def process_element(self, value, context, out):
+            context.timers.register_event_time_timer(7)
+            context.timers.register_processing_time_timer(7)
+            out.collect(f"element {context.clock}")
+
+        def on_timer(self, timestamp, context, out):
+            out.collect(f"{timestamp} {context.clock}")
+            if context.clock == "processing_time":
+                raise ValueError("once")
+
+    process = arrowstate.KeyedProcessRunner(backend_of(USER), Told(), output=pa.string())
+    row = batch(["a"])
+
+    emitted = process.process(row).to_pylist() + process.advance_watermark(7).to_pylist()
+    with pytest.raises(arrowstate.ProcessElementError):
+        process.advance_processing_time(7)
+
+    assert emitted == ["element None", "7 event_time"]
+    assert process.process(row).to_pylist() == ["element None"]
+
+
 @pytest.mark.parametrize("number", range(5), ids=["value", "reducing", "aggregating", "list", "map"])
 def test_what_a_timer_by_processing_time_writes_has_the_watermark_for_its_event_time(number):
     spaces = pa.schema([("window", pa.int64())])

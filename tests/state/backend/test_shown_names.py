@@ -92,6 +92,7 @@ def test_what_a_process_function_holds_shows_the_verbs_of_users(kind):
     assert context == {
         *(
             "broadcast",
+            "clock",
             "current_key",
             "is_restored",
             "operator_state",
