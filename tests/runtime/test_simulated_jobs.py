@@ -88,8 +88,13 @@ def test_side_outputs_late_rows_and_dead_letters_are_those_of_a_calm_run():
 
     def check(run):
         found = jobs.everything_of(run.snapshot)
-        assert [name for name in expected if found[name] != expected[name]] == [], run.seed
+        same = expected | jobs.of_late_rows(found["late"])
+        assert [name for name in same if found[name] != same[name]] == [], run.seed
+        assert found["late"] <= expected["late"], run.seed
+        late.append(found["late"].total())
 
+    late: list[int] = []
+    assert expected == expected | jobs.of_late_rows(expected["late"])
     runs = simulate(jobs.everything_aside(2), seeds=range(SEEDS // 2), kills=3, rescales=(1, 3), check=check)
 
     timed = [row for row in jobs.mixed_rows().to_pylist() if row["at"] is not None]
@@ -104,6 +109,7 @@ def test_side_outputs_late_rows_and_dead_letters_are_those_of_a_calm_run():
     assert [expected[name].total() for name in dead] == [*fallen, bad, bad]
     assert 0 < expected["late"].total() == expected["prepared"].total() < len(keyed)
     assert sum(run.kills + run.rescales for run in runs) > SEEDS // 2
+    assert sum(count == expected["late"].total() for count in late) > 0.9 * len(late)
 
 
 def test_the_calm_run_that_others_are_compared_with_gives_sinks_nothing():

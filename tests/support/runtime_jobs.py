@@ -246,6 +246,30 @@ def everything_aside(parallelism: int) -> Job:
     return job
 
 
+def of_late_rows(late: Counter) -> dict:
+    """What `everything_of` finds where it depends on which rows came too late, given these.
+
+    That they are the same in each run is not said: until the subtasks without a split have said that they are idle, the
+    windows have no watermark, and take what would be late after that.
+    """
+    left, fired, sums, prepared = late.copy(), Counter(), Counter(), Counter()
+    for row in mixed_rows().to_pylist():
+        if row["user"] is None or row["at"] is None or row["amount"] == 11:
+            continue
+        if left[repr(row)]:
+            left[repr(row)] -= 1
+            sums[row["user"]] += row["amount"]
+            prepared[repr({"user": row["user"], "total": sums[row["user"]]})] += 1
+        else:
+            fired[row["user"], row["at"] // 300 * 300] += row["amount"]
+    windows = [
+        {"user": user, "window_start": start, "window_end": start + 300, "total": total}
+        for (user, start), total in fired.items()
+    ]
+    totals = Counter(repr({"user": user, "total": total}) for user, total in sums.items())
+    return {"fired": Counter(map(repr, windows)), "prepared": prepared, "late_sums.total": totals, "late": late - left}
+
+
 ASIDE = (
     "changes",
     "large",
