@@ -113,34 +113,29 @@ def row_count(document: OperatorStateDocument) -> int:
     return sum(part.rows for part in document.parts)
 
 
-def fewest_rows(
-    storage: Storage, newest: LogEntryDocument, earlier: Iterable[LogEntryDocument], uid: str, epoch: int | None
-) -> int:
-    """Return the fewest rows that an output table has had since the writer with this epoch.
+def fewest_rows(storage: Storage, checkpoints: Iterable[LogEntryDocument], uid: str, epoch: int) -> int | None:
+    """Return the fewest rows that an output table has had since the writer with this epoch, None if that is the newest.
 
     Writers only add rows; who rolls a store back, or starts a job from an older checkpoint, takes a new epoch. So a
     reader that has read more rows than this has rows that were given up, and others may have their numbers now.
 
     Parameters
     ----------
-    newest
-        The newest checkpoint. If it is of the epoch, or the epoch is None, nothing else is looked at.
-    earlier
-        Checkpoints, newest first. Those after the epoch are looked at, as far as the store has them.
+    checkpoints
+        Newest first. Those after the epoch are looked at, as far as the store has them.
     """
-    fewest = row_count(find_output(storage, newest, uid))
-    if epoch is None or newest.writer_epoch == epoch:
-        return fewest
-    for entry in earlier:
+    fewest: int | None = None
+    for entry in checkpoints:
         if entry.writer_epoch <= epoch:
             break
         try:
             with reading_checkpoint(storage, entry):
-                fewest = min(fewest, row_count(find_output(storage, entry, uid)))
+                rows = row_count(find_output(storage, entry, uid))
         except NotFoundError:
             return 0
         except CollectedError:
             continue
+        fewest = rows if fewest is None else min(fewest, rows)
     return fewest
 
 

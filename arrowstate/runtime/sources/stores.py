@@ -194,9 +194,9 @@ class _OutputSplit(ChunkedSplit):
                 continue
             try:
                 with reading_checkpoint(storage, entry):
-                    self._check(storage, entry, seen)
                     document = find_output(storage, entry, self._source.output)
                     last = row_count(document)
+                    self._check(storage, entry, seen, last)
                     for rows in output_rows(storage, document, row, last, columns=_columns(document)):
                         row += rows.num_rows
                         yield rows
@@ -208,13 +208,14 @@ class _OutputSplit(ChunkedSplit):
             else:
                 seen = entry.number
 
-    def _check(self, storage: Storage, entry: LogEntryDocument, seen: int) -> None:
+    def _check(self, storage: Storage, entry: LogEntryDocument, seen: int, rows: int) -> None:
         """Refuse a table some of whose rows were given up after they were read."""
-        log = CommitLog(storage).backwards()
-        earlier = takewhile(lambda other: other.number > seen, log)
-        fewest = fewest_rows(storage, entry, earlier, self._source.output, self._epoch)
-        if fewest < self.row:
-            detail = f"of the rows that were read only {fewest} are left: the store has gone back"
+        if entry.writer_epoch != self._epoch:
+            further = takewhile(lambda other: other.number > seen, CommitLog(storage).backwards())
+            fewest = fewest_rows(storage, further, self._source.output, self._epoch)
+            rows = rows if fewest is None else min(rows, fewest)
+        if rows < self.row:
+            detail = f"of the rows that were read only {rows} are left: the store has gone back"
             raise SourceError(_ROWS, self.position, detail)
         self._epoch = entry.writer_epoch
 

@@ -217,12 +217,14 @@ class OutputStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         storage = self.plan.store.open()
         entry = find_checkpoint(storage)
         assert entry.checkpoint_id is not None, "a fence is never read"
+        document = find_output(storage, entry, self.plan.output)
         # A query that began with an earlier version has no epoch.
-        earlier = CommitLog(storage).backwards()
-        rows = fewest_rows(storage, entry, earlier, self.plan.output, offset.get("epoch"))
-        _check_rows(rows, self.plan, offset["row"])
+        epoch, fewest = offset.get("epoch"), None
+        if epoch is not None and epoch != entry.writer_epoch:
+            fewest = fewest_rows(storage, CommitLog(storage).backwards(), self.plan.output, epoch)
+        _check_rows(row_count(document) if fewest is None else fewest, self.plan, offset["row"])
         self._held.from_checkpoint(entry.checkpoint_id)
-        return entry, find_output(storage, entry, self.plan.output)
+        return entry, document
 
     def _newest(self, storage: Storage) -> OperatorStateDocument:
         return find_output(storage, find_checkpoint(storage), self.plan.output)
