@@ -776,12 +776,14 @@ CSV_FIELD = r'(?:"(?:[^"]|"")*+"[^,\n]*|[^",\n][^,\n]*)?'
 CSV_TEXT = re.compile(rf"{CSV_FIELD}(?:[,\n]{CSV_FIELD})*")
 
 
+@pytest.mark.parametrize("open_row", ['500,t,"x', '500,"t,x'])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_quote_that_is_never_closed_is_told_with_its_row_and_the_rows_before_it_are_read(
-    tmp_path: Path, monkeypatch: Any, suffix: str
+    tmp_path: Path, monkeypatch: Any, suffix: str, open_row: str
 ) -> None:
     monkeypatch.setattr(file_formats, "_BLOCK_BYTES", 512)
-    body = ("n,text,other\n" + "".join(f"{n},t,x\n" for n in range(500)) + '500,t,"x\n501,t,x\n502,t,x\n').encode()
+    rows = "".join(f"{n},t,x\n" for n in range(500))
+    body = f"n,text,other\n{rows}{open_row}\n501,t,x\n502,t,x\n".encode()
     (tmp_path / f"a.csv{suffix}").write_bytes(gzip.compress(body) if suffix else body)
     source = FileSource(tmp_path, "csv", schema=NUMBERS)
     reader = source.reader()

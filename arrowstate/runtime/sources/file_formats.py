@@ -282,7 +282,7 @@ class CsvRows(TextRows):
 
     def parsed(self, text: pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Return the rows of a text."""
-        self._is_ended = False
+        self._is_ended = self._is_swallowed = False
         parsed = pyarrow.csv.open_csv(
             pa.PythonFile(_Lasting(text, self._last), mode="r"),
             read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
@@ -300,6 +300,7 @@ class CsvRows(TextRows):
     def _take_invalid(self, row: Any) -> str:
         """Pass over the line that was put after the text, and nothing else."""
         if row.text != self._last:
+            self._is_swallowed = row.text.endswith(f"\n{self._last}")
             return "error"
         self._is_ended = True
         return "skip"
@@ -312,14 +313,16 @@ class CsvRows(TextRows):
                 if last is not None:
                     yield last
                 last = rows if rows.num_rows else None
-        except pa.ArrowInvalid:
+        except pa.ArrowInvalid as error:
             if last is not None:
                 yield last
+            if self._is_swallowed:
+                raise Misfit(_OPEN_QUOTE, self.row_of(error)) from error
             raise
         if last is not None:
             yield last if self._is_ended else last.slice(0, last.num_rows - 1)
         if not self._is_ended:
-            raise Misfit("a quote is opened in its last row and never closed; the file may have been cut", self.count)
+            raise Misfit(_OPEN_QUOTE, self.count)
 
     def row_of(self, error: BaseException) -> int | None:
         """Return the row of a message; there, the line with the names is row 1."""
@@ -327,6 +330,7 @@ class CsvRows(TextRows):
         return None if found is None else int(found[1]) - 2
 
 
+_OPEN_QUOTE = "a quote is opened in its last row and never closed; the file may have been cut"
 _LAST_OF_ONE, _LAST_OF_MANY = ",", "-"
 """Lines that have another number of columns than a text of one column, and of many."""
 
