@@ -428,6 +428,22 @@ def test_what_is_wrong_with_an_argument_is_told(given, told):
         KafkaSource(**{"servers": "broker:9092", "topics": "t", "value": NUMBERS, **given})
 
 
+@pytest.mark.parametrize(
+    ("since", "start_ms"),
+    [
+        # 0.001 s is no sum of powers of two: as a float it would be another millisecond.
+        (dt.datetime(2024, 1, 1, 0, 0, 0, 1_000, dt.UTC), 1_704_067_200_001),
+        (dt.datetime(2024, 1, 1, 0, 0, 0, 1_001, dt.UTC), 1_704_067_200_002),
+        (dt.datetime(2024, 1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1))), 1_704_067_200_000),
+        # To a broker -1 and -2 are no times: the end of a partition, and its beginning.
+        (dt.datetime(1969, 12, 31, 23, 59, 59, 999_000, dt.UTC), 0),
+        (dt.datetime(1, 1, 1, tzinfo=dt.UTC), 0),
+    ],
+)
+def test_a_start_at_a_time_takes_the_messages_of_that_time_or_later(since: dt.datetime, start_ms: int) -> None:
+    assert KafkaSource("broker:9092", "t", NUMBERS, start=since).start == start_ms
+
+
 def test_an_option_that_the_client_does_not_know_is_told_without_secrets():
     given = source("broker:9092", "t", options={"sasl.pasword": "pa55"})
 

@@ -44,6 +44,7 @@ _RESERVED = {
     "enable.partition.eof": "say with is_bounded= whether partitions end",
     "auto.offset.reset": "say with start= where to begin, and with on_lost= what happens if rows are gone",
 }
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _NO_GROUP = "arrowstate"
 """A client needs the name of a group, though this one is no member of it and commits nothing."""
 
@@ -609,7 +610,8 @@ def _checked_start(start: Any, group: str | None) -> Start:
     if isinstance(start, dt.datetime):
         if start.tzinfo is None:
             raise InvalidInputError(f"start needs a datetime with a time zone, got {start!r}")
-        return round(start.timestamp() * 1000)
+        # Up to the next whole millisecond, for messages have no finer time; no message is older than 1970.
+        return max(-((_EPOCH - start) // dt.timedelta(milliseconds=1)), 0)
     if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
         return start
     if start not in ("earliest", "latest", "group"):
