@@ -50,8 +50,10 @@ def edit(options: argparse.Namespace) -> int:
         print_json({**told, **done, **({} if report is None else {"purged": _purged(report)})})
         return code
     _print(plan, told)
+    if done.get("committed") is False:
+        say(f"nothing was committed, no writer was fenced, and checkpoint {done.pop('checkpoint_id')} stays the newest")
     for name, value in done.items():
-        if value is not None:
+        if name in _DONE and value is not None:
             say(_DONE[name].format(value))
     if not done:
         say("nothing was changed; --apply commits it, --to PLACE writes it as a savepoint")
@@ -82,7 +84,14 @@ def _finish(made: Edit[Snapshot], options: argparse.Namespace) -> dict[str, Any]
     snapshot = made.commit(comment=options.comment, retries=options.retries)
     kept = sorted(set(open_store(options.store).tags()) - before)
     again = {"planned_again_on": made.checkpoint_id if made.checkpoint_id != planned_on else None}
-    done = {"checkpoint_id": snapshot.checkpoint_id, "before": kept[0] if kept else None}
+    # An edit that changes nothing gives back the checkpoint that it edited, which need not be the newest.
+    is_committed = snapshot.checkpoint_id != made.checkpoint_id
+    newest = snapshot if is_committed else open_store(options.store).latest()
+    done = {
+        "checkpoint_id": newest.checkpoint_id,
+        "committed": is_committed,
+        "before": kept[0] if kept else None,
+    }
     return done | again if options.retries else done
 
 

@@ -63,6 +63,24 @@ def test_an_applied_edit_is_the_newest_checkpoint_and_is_gone_back_from(store, t
     assert content(store) == {"ann": 10, "bob": 20, "bot-1": 30}
 
 
+@pytest.mark.parametrize("more", [[], ["--checkpoint", "1"]])
+def test_an_edit_that_changes_nothing_says_that_nothing_was_committed(store, capsys, more):
+    commit(store, {"shop": [store.latest().restore("shop")]}, properties={"offset": 17})
+    arguments = ["edit", store.url, "--delete-key", "shop", "nobody", "--apply", *more]
+
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert main([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+
+    assert "nothing was committed, no writer was fenced, and checkpoint 2 stays the newest" in said
+    assert "was committed\n" not in said
+    assert (told["committed"], told["checkpoint_id"], told["before"]) == (False, 2, None)
+    assert store.latest().checkpoint_id == 2
+    assert main(["edit", store.url, "--delete-key", "shop", "ann", "--apply", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["committed"] is True
+
+
 def test_a_script_comes_from_a_pipe_and_goes_to_a_savepoint(store, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("delete from shop.timers_event_time where timestamp < 6"))
 
