@@ -211,6 +211,33 @@ def test_a_hook_that_raises_declines_the_checkpoint_and_the_state_stays_as_it_wa
     assert values(last, "select buffered from buffer.buffered") == []
 
 
+def test_functions_are_told_once_of_a_checkpoint_that_was_given_up_beside_the_next(tmp_path):
+    class Failing(Told):
+        notes: ClassVar[list] = []
+
+        def snapshot_state(self, checkpoint_id, context):
+            if checkpoint_id == 1:
+                raise ValueError("not now")
+            super().snapshot_state(checkpoint_id, context)
+
+    options = CheckpointOptions(interval_ms=None, max_concurrent=2, tolerated_failures=3)
+    answers = []
+
+    with declared(tmp_path, Failing(), parallelism=2, options=options).start(mode="inline") as running:
+        running.go_on(10)
+        for _ in range(2):
+            running.driver.coordinator.request_checkpoint(lambda *answer: answers.append(answer))
+        while len(answers) < 2:
+            running.go_on(1)
+        for _ in range(3):
+            # The coordinator tells of a checkpoint that was given up again, for a message may be lost.
+            running.driver.inline.clock_ms += 1_500
+            running.go_on(20)
+
+    assert sorted(Failing.notes[:4]) == 2 * [("aborted", 1)] + 2 * [("complete", 2)]
+    assert [note for note in Failing.notes if note == ("aborted", 1)] == 2 * [("aborted", 1)]
+
+
 def test_state_that_a_batch_wrote_which_is_set_aside_is_gone(tmp_path):
     class Refusing(MapFunction):
         def open(self, context):

@@ -270,6 +270,9 @@ class JobCheckpoints:
                     made.append(CommitCheckpoint(id, handles, *self._based_on[id]))
                 case Complete(id, _):
                     self._based_on.pop(id, None)
+                    if self._given_up is not None and self._given_up.checkpoint_id < id:
+                        # All its barriers have come past every slot, and a slot forgets what it was told of before.
+                        self._given_up = None
                     made += [TellSlots(CompleteCheckpoint(self._attempt, id)), GiveSinks(id)]
                 case Abort(id, reason):
                     self._based_on.pop(id, None)

@@ -432,7 +432,7 @@ class Coordinator:
             self._failed_stopping = True
         _log_failure(self.attempt, error, trace, delay_ms)
         self._note(error, None if delay_ms is None else now_ms + delay_ms)
-        self._end_attempt(str(error))
+        self._end_attempt(error_text(error))
         if delay_ms is None:
             self._over("failed", error)
             return

@@ -33,7 +33,7 @@ __all__ = ["Result", "simulate_seed"]
 _BAD_STEPS = 500
 """After so many steps nothing is lost any more, and nothing fails: then the job must come to its end."""
 
-_MOST_STEPS = 30_000
+_MOST_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,7 @@ class _Run:
             if not coordinator.is_over:
                 zombie.go_on(1)
         error = coordinator.error
-        if coordinator.state == "failed" and not isinstance(error, FencedError) and not _is_meant(error):
+        if coordinator.state == "failed" and not isinstance(error, FencedError) and not _may_start_again(zombie):
             raise error
 
     # Judgement.
