@@ -65,6 +65,10 @@ if TYPE_CHECKING:
 class Driver(Protocol):
     """What runs the slots and the coordinator."""
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that runs the job, and no other that was forked from it."""
+
     def call(self, what: Callable[[Any], Any]) -> Any:
         """Call a function with the coordinator, between two of its events, and return what it returns."""
 
@@ -439,10 +443,15 @@ class RunningJob:
         self._driver.go_on(steps)
 
     def close(self) -> None:
-        """End the job at once, without a checkpoint, if it has not ended; what was committed stays."""
+        """End the job at once, without a checkpoint, if it has not ended; what was committed stays.
+
+        In a process that was forked from the one that started it, nothing happens.
+        """
         self._close("it was closed", None)
 
     def _close(self, reason: str, error: Exception | None) -> None:
+        if not self._driver.is_here:
+            return
         left = _Left(None, "")
         while True:
             driver = self._settled(left)

@@ -168,6 +168,53 @@ job.run()
 """
 
 
+FORKING = """
+import multiprocessing, os, sys
+import pyarrow as pa
+from arrowstate.errors import InvalidInputError
+from arrowstate.runtime import GeneratorSource, Job, OutputTable, Restart
+from test_processes import numbers
+
+def ask():
+    for asked in (running.status, running.checkpoint, running.stop, running.wait):
+        try:
+            asked()
+        except InvalidInputError as error:
+            assert "the job runs in process" in str(error), error
+        else:
+            raise AssertionError(asked)
+    running.close()
+
+job = Job(sys.argv[1], restart=Restart.none())
+endless = GeneratorSource(numbers, pa.schema({"k": pa.int64(), "n": pa.int64()}), rows_per_second=1_000)
+job.source(endless, uid="rows").sink(OutputTable("copy"))
+with job.start(mode=sys.argv[2]) as running:
+    running.checkpoint()
+    fork = multiprocessing.get_context("fork")
+    for function in (int, ask):
+        child = fork.Process(target=function)
+        child.start()
+        child.join()
+        assert child.exitcode == 0, function
+    if os.fork() == 0:
+        sys.exit()
+    os.wait()
+    running.checkpoint()
+    assert not running.status().restarts
+    running.stop()
+"""
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_a_process_that_is_forked_from_that_of_a_job_ends_nothing_of_it(tmp_path, mode):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", FORKING, str(tmp_path / "store"), mode]
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
 def processor_ticks(pid: int) -> int:
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return int(user) + int(system)

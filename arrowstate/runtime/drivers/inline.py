@@ -260,6 +260,8 @@ def _next_of(queue: deque[Callable[[], None]]) -> None:
 class InlineDriver:
     """Has a job go on in the thread that asks it to."""
 
+    is_here = True
+
     def __init__(self, inline: Inline) -> None:
         self.inline = inline
         self.coordinator = inline.coordinator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import random
 import sys
@@ -15,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from arrowstate.clock import now_ms
-from arrowstate.errors import JobFailedError
+from arrowstate.errors import InvalidInputError, JobFailedError
 from arrowstate.runtime.core.assembling import Entries
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import Coordinator
@@ -60,6 +61,7 @@ class TimedDriver:
         mode: Literal["threads", "processes"],
         ready: ReadySlots | None = None,
     ) -> None:
+        self._process = os.getpid()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._closed = False
@@ -110,12 +112,30 @@ class TimedDriver:
 
     # What slots tell, and users ask.
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that runs the job, and no other that was forked from it."""
+        return self._process == os.getpid()
+
+    def _check_process(self) -> None:
+        if not self.is_here:
+            raise InvalidInputError(
+                f"the job runs in process {self._process}, from which this one was forked, and not here; ask it there"
+            )
+
     def post(self, event: Callable[[Coordinator], None]) -> None:
         """Have something done with the coordinator between two events; from any thread."""
         self._events.put(lambda: event(self.coordinator))
 
     def call(self, what: Callable[[Any], Any]) -> Any:
-        """Call a function with the coordinator between two events, and return what it returns."""
+        """Call a function with the coordinator between two events, and return what it returns.
+
+        Raises
+        ------
+        InvalidInputError
+            In a process that was forked from the one of the job: the slots are not told what to do from there.
+        """
+        self._check_process()
         if threading.current_thread() is self._thread or not self._thread.is_alive():
             return what(self.coordinator)
         answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
@@ -139,7 +159,8 @@ class TimedDriver:
         return result
 
     def wait(self, condition: Callable[[], bool], timeout_ms: int | None) -> bool:
-        """Wait until a condition holds."""
+        """Wait until a condition holds; in a process that was forked it is an error as for `call`."""
+        self._check_process()
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         with self._changed:
             while not condition():
@@ -207,3 +228,5 @@ def _close_all() -> None:
 
 
 before_executors_end(_close_all)
+# A process that was forked has copies of the jobs, and their slots are not its own to end.
+os.register_at_fork(after_in_child=_OPEN.clear)

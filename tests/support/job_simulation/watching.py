@@ -199,7 +199,7 @@ def _check_turns(slot: Slot, could: list[task.Task], did: bool, goes_on: bool) -
 
 
 def _has_stepped(slot: Slot, item: task.Task) -> bool:
-    """Whether the last step was that of a task; a source may read no row in it, as where all of a batch are set aside."""
+    """Whether the last step was that of a task; a source may read no row in it, for they may all be set aside."""
     made = slot._turns
     return made is not None and made._seen[made._tasks.index(item)][0] == made._count
 
