@@ -25,6 +25,7 @@ from arrowstate.log.collected import ADVICE, taken_by_a_collection
 from arrowstate.log.commit import Commit, take_fence
 from arrowstate.log.commit_log import CommitLog, refuse_loss, warn_of_loss
 from arrowstate.log.entries import CommittedEntry, newest_id, next_checkpoint, next_compaction
+from arrowstate.process import OwnProcess
 from arrowstate.schema.versions import with_ids_taken
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, SubtaskStatisticsDocument
@@ -153,9 +154,9 @@ def gone_files(error: BaseException | None) -> frozenset[str]:
 class Committer:
     """Commits checkpoints whose files are written.
 
-    Only the newest writer of a store may. Commits wait for each other. After one that commits `once` nobody goes on: if
-    its entry is in doubt the checkpoint before is committed again. `known` is the newest entry that is known of, and
-    `check` refuses, by an error, the newest entry before its fence is taken.
+    Only the newest writer of a store may, in the process that opened it. Commits wait for each other. After one that
+    commits `once` nobody goes on: if its entry is in doubt the checkpoint before is committed again. `known` is the
+    newest entry that is known of, and `check` refuses, by an error, the newest entry before its fence is taken.
     """
 
     def __init__(
@@ -176,6 +177,7 @@ class Committer:
         self.new_id = new_id
         self._once = once
         self._lock = threading.Lock()
+        self._process = OwnProcess()
         self._fenced_by: int | None = None
         # The files of its last checkpoint, which no collection takes while that is the newest entry.
         self._held: Collection[str] = ()
@@ -245,6 +247,7 @@ class Committer:
         checkpoint before has nor was written for this one is looked for. `files` is the commit for which they were
         written, if they are to be deleted with it.
         """
+        self.check_process()
         if needs is None:
             operators = whole_operators(self._storage, operators)
             needed = set(ReferenceReader(self._storage).files(operators))
@@ -275,6 +278,15 @@ class Committer:
             self._held = (needs.all or set()).union(*map(list_files, kept))
             self._content = Content(self._storage, kept, [without_unused_schemas(item) for item in operators])
             return committed.document
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that opened the writer, and not one that was forked from it."""
+        return self._process.is_here
+
+    def check_process(self) -> None:
+        """Refuse a process that was forked from the one that opened the writer: both would commit with one epoch."""
+        self._process.check("a StoreWriter", "open another here, which fences it, or have it commit what you write")
 
     def _append(
         self,

@@ -145,7 +145,7 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
         """Wait for what is in flight; after an error give it up."""
         if error is None:
             self.close()
-        else:
+        elif self._writer.is_here:
             self.cancel(f"the job failed: {error}")
             self._finish()
 
@@ -181,7 +181,8 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
         Raises
         ------
         InvalidInputError
-            If the backends do not fit together, or operators or states of the checkpoint before are missing.
+            If the backends do not fit together, operators or states of the checkpoint before are missing, or the
+            process was forked from the one that opened the writer.
         FencedError, CommitUnknownError, CheckpointsStoppedError
             If no more checkpoints are taken: another writer has opened the store, nobody can tell how a commit ended,
             more checkpoints in a row failed than is tolerated, or the coordinator is closed. Where a commit met damage
@@ -242,6 +243,7 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
 
     def cancel(self, reason: str = "cancelled by the job", *, checkpoint_id: int | None = None) -> None:
         """Give up a checkpoint, or all that are in flight; a commit that has begun goes on."""
+        self._writer.check_process()
         self._feed(Cancel(self._clock_ms(), reason, checkpoint_id))
 
     def close(self) -> None:
@@ -249,6 +251,8 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
 
         Raises
         ------
+        InvalidInputError
+            If the process was forked from the one that opened the writer; nothing is waited for.
         FencedError, CommitUnknownError, CheckpointsStoppedError
             As `trigger`, if a failure has ended the checkpoints and nobody was told yet.
         """
@@ -258,6 +262,8 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
 
     def wait(self, condition: Callable[[], bool], timeout_ms: int | None = None) -> bool:
         """Wait until a condition holds, which is looked at whenever a checkpoint gets further; false at the timeout."""
+        # In a forked process there are no threads that would end what is waited for.
+        self._writer.check_process()
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while True:
             self._feed(Tick(self._clock_ms()))
@@ -283,6 +289,7 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
         target: Storage | None = None,
         format: RunFormat | None = None,
     ) -> PendingCheckpoint[SnapshotT] | None:
+        self._writer.check_process()
         self._tell_listeners()
         if self._failure is not None or self._closed:
             raise self._failure or CheckpointsStoppedError("the coordinator is closed")

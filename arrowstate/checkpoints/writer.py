@@ -145,6 +145,7 @@ class CheckpointWriter(Committer):
         Arguments and errors as for `checkpoint`. What the backends are given from now on is not part of it. A
         checkpoint that began before, for who takes it, says so with `started_at_ms`.
         """
+        self.check_process()
         self._check_not_fenced()
         started_at_ms = self.clock_ms() if started_at_ms is None else started_at_ms
         began_ns = time.perf_counter_ns()

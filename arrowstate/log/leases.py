@@ -7,7 +7,6 @@ which is an error and never another answer. Specification: formats/spec/collecti
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from arrowstate.errors import (
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.log.pins import put_lease
+from arrowstate.process import OwnProcess
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import LARGEST_EXACT, check_integer
@@ -140,7 +140,7 @@ class CheckpointLease:
         self._and_later = and_later
         self._clock_ms = clock_ms
         self._new_id = new_id
-        self._process = os.getpid()
+        self._process = OwnProcess()
         self._released = threading.Event()
         self._wait = wait or self._released.wait
         self._lock = threading.Lock()
@@ -219,7 +219,7 @@ class CheckpointLease:
 
         In a process that was forked from the one that took it, nothing happens.
         """
-        if self._process != os.getpid():
+        if not self._process.is_here:
             return False
         with self._lock:
             if self._released.is_set():

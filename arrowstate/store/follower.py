@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from arrowstate.errors import (
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.log.leases import LONGEST_LEASE_MS, CheckpointLease
+from arrowstate.process import OwnProcess
 from arrowstate.query.catalog import resolve
 from arrowstate.storage.base import Storage
 from arrowstate.store.snapshot import Snapshot
@@ -113,7 +113,7 @@ class Follower:
         self._closed = threading.Event()
         self._failure: Exception | None = None
         self._was_warned = False
-        self._process = os.getpid()
+        self._process = OwnProcess()
         # The thread of one that is forgotten ends.
         weakref.finalize(self, self._closed.set).atexit = False
         self.refresh()
@@ -260,11 +260,7 @@ class Follower:
     def _check_follows(self) -> None:
         if self._closed.is_set():
             raise InvalidInputError("the follower was closed; make another with store.follow()")
-        if self._process != os.getpid():
-            raise InvalidInputError(
-                f"the follower looks for checkpoints in process {self._process}, from which this one was forked, and "
-                "not here; make another with store.follow()"
-            )
+        self._process.check("the follower", "make another with store.follow()")
 
     def _take(self, committed: CommittedEntry) -> bool:
         """Go over to a checkpoint; what those before it hold stays until nobody has them."""

@@ -31,6 +31,8 @@ from arrowstate_formats.run_files import RunFormat
 class StoreWriter:
     """Commits checkpoints; opening it fences every writer opened before. Use it in a `with` block.
 
+    It belongs to the process that opened it: a process that is forked from that one opens a writer of its own.
+
     Examples
     --------
     >>> import arrowstate, pyarrow as pa
@@ -127,7 +129,8 @@ class StoreWriter:
             If a newer writer has opened the store; nothing was committed.
         InvalidInputError
             If subtasks do not cover each key group once, differ in key, states or max parallelism, an operator
-            or its operator state is missing, or a keyed state and an operator state share a name.
+            or its operator state is missing, a keyed state and an operator state share a name, or the process was
+            forked from the one that opened the writer.
         StorageFullError, StorageError
             If a file cannot be written; nothing was committed, and what was written is deleted.
         CollectedError
@@ -181,7 +184,8 @@ class StoreWriter:
         ------
         InvalidInputError
             If the handles do not cover each key group of each operator once, are of another store, differ in key,
-            states or max parallelism, or something of the checkpoint before is missing; nothing was committed.
+            states or max parallelism, something of the checkpoint before is missing, or the process was forked from
+            the one that opened the writer; nothing was committed.
         FencedError, CollectedError, CommitUnknownError, StorageFullError, StorageError
             As for `checkpoint`; the files stay until they are discarded, or a collection takes them.
         """

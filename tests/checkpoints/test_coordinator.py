@@ -1,6 +1,8 @@
 """Checkpoints in the background: what is frozen, what is committed, what is left of those given up."""
 
+import os
 import random
+import signal
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -661,3 +663,58 @@ def test_two_coordinators_of_one_store_never_both_commit_a_number(store):
     other.close()
     with pytest.raises(arrowstate.FencedError):
         one.close()
+
+
+def in_a_forked_process(*acts):
+    """Return what each act raises in a child of this process; one that hangs ends the child."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        told = []
+        for act in acts:
+            try:
+                act()
+                told.append("no error")
+            except (arrowstate.ArrowStateError, LookupError) as error:
+                told.append(f"{type(error).__name__}: {error}")
+        os.write(writes, "\n".join(told).encode())
+        os._exit(0)
+    os.close(writes)
+    with open(reads) as said:
+        told = said.read().split("\n")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, told
+    return told
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_writer_and_its_coordinator_refuse_a_forked_process_and_go_on_in_their_own(store):
+    backend = backend_of()
+    add(backend)
+    with store.writer() as writer, writer.coordinator({"op": [backend]}) as checkpoints:
+        first = checkpoints.trigger()
+        first.result()
+        handle = store.subtask_writer("op", 0).write(backend)
+
+        def fail_in_a_block():
+            with checkpoints:
+                raise LookupError("of the block")
+
+        *told, of_the_block = in_a_forked_process(
+            lambda: writer.checkpoint({"op": [backend]}),
+            lambda: writer.commit([handle]),
+            checkpoints.trigger,
+            lambda: checkpoints.trigger_savepoint("other"),
+            checkpoints.poll,
+            checkpoints.cancel,
+            checkpoints.close,
+            first.result,
+            fail_in_a_block,
+        )
+
+        refused = f"InvalidInputError: a StoreWriter belongs to the process that opened it, {os.getpid()},"
+        assert [error for error in told if not error.startswith(refused)] == []
+        assert of_the_block == "LookupError: of the block"
+        add(backend)
+        assert sum_of_totals(checkpoints.trigger().result()) == 2 * ROWS
+    assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [1, 2]

@@ -58,7 +58,7 @@ def test_a_forked_process_is_told_that_nobody_follows_there(written):
                 try:
                     ask()
                 except InvalidInputError as error:
-                    told += f"in process {os.getppid()}" in str(error)
+                    told += f"the process that opened it, {os.getppid()}," in str(error)
                 finally:
                     if told not in (1, 2):
                         os._exit(1)
