@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import wraps
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -63,6 +65,8 @@ Given: TypeAlias = Any
 """A query, or rows: what `read_rows` takes, or a table of Arrow."""
 
 S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
 _TEXT_CHARACTERS = 2_000
 """How much of a statement the log keeps."""
 _MOST_STATEMENTS = 100
@@ -82,11 +86,23 @@ class _Beginning(Struct, frozen=True):
     "The entry whose content the store holds."
 
 
+def _waits_its_turn(verb: Callable[Concatenate[Edit[S], P], R]) -> Callable[Concatenate[Edit[S], P], R]:
+    """Make a verb of an edit wait until no other thread is in one."""
+
+    @wraps(verb)
+    def run(self: Edit[S], /, *arguments: P.args, **named: P.kwargs) -> R:
+        with self._turn:
+            return verb(self, *arguments, **named)
+
+    return run
+
+
 class Edit(Generic[S]):
     """Changes to a checkpoint; the store stays as it is until `commit`. Use it in a `with` block.
 
-    A statement sees the effect of the statements before it. A verb that raises has changed nothing. The edit keeps its
-    files in a temporary folder: about `plan().bytes`.
+    A statement sees the effect of the statements before it. A verb that raises has changed nothing. Several threads may
+    use one edit: their statements are done one after another. The edit keeps its files in a temporary folder: about
+    `plan().bytes`.
 
     Examples
     --------
@@ -141,6 +157,8 @@ class Edit(Generic[S]):
         self._done: list[_Done] = []
         self._was_read = False
         self._is_open = True
+        # A verb that calls another one has it already.
+        self._turn = threading.RLock()
         self._begin(self._beginning())
 
     def _beginning(self) -> _Beginning:
@@ -198,6 +216,7 @@ class Edit(Generic[S]):
     ) -> None:
         self.close()
 
+    @_waits_its_turn
     def close(self) -> None:
         """Give up what is not committed."""
         self._is_open = False
@@ -219,8 +238,9 @@ class Edit(Generic[S]):
         Rows and parameters that you pass after using it may come from rows that you read there, so `commit` does not
         plan them again.
         """
-        self._was_read = True
-        return self._snapshot()
+        with self._turn:
+            self._was_read = True
+            return self._snapshot()
 
     def _snapshot(self) -> SnapshotReader:
         self._check_open()
@@ -558,6 +578,7 @@ class Edit(Generic[S]):
 
     # What is done
 
+    @_waits_its_turn
     def plan(self) -> EditPlan:
         """Return what a commit would change.
 
@@ -582,6 +603,7 @@ class Edit(Generic[S]):
             files=len(files),
         )
 
+    @_waits_its_turn
     def commit(self, *, comment: str | None = None, to: str | Path | None = None, retries: int = 0) -> S:
         """Commit the checkpoint, as the newest of the store behind a fence; or write it as a savepoint.
 
@@ -671,6 +693,7 @@ class Edit(Generic[S]):
             self._storage, self._store_id, entry if entry is self._base else self._commit(entry, comment)
         )
 
+    @_waits_its_turn
     def purge(self, *, comment: str | None = None, checked: Collection[str] = ()) -> PurgeReport:
         """Commit as `commit` does, and remove deleted rows from the files too.
 
@@ -781,10 +804,11 @@ class Edit(Generic[S]):
 
     def _do(self, what: Callable[[], Statement], *, has_values: bool) -> int:
         """Do what a statement says; `has_values` says whether it has values of the caller beside its text."""
-        self._check_open()
-        statement = what()
-        self._statements.append(statement)
-        self._done.append(_Done(what, may_hold_what_was_read=has_values and self._was_read))
+        with self._turn:
+            self._check_open()
+            statement = what()
+            self._statements.append(statement)
+            self._done.append(_Done(what, may_hold_what_was_read=has_values and self._was_read))
         return statement.rows or 0
 
     def _do_documents(self, text: str, what: Callable[[], None]) -> None:

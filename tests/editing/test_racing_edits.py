@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -264,3 +265,20 @@ def test_what_is_committed_while_an_edit_begins_does_not_lose_its_place(monkeypa
         edit.commit(retries=1)
 
     assert values(store) == [102, 103]
+
+
+def test_of_the_statements_of_several_threads_none_is_lost():
+    keys = range(40)
+    store = arrowstate.open_store(f"memory://racing-edits-{next(_names)}", create=True)
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=8)
+    backend.state(VALUE).update_batch(keys, [0] * len(keys))
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+
+    with store.edit() as edit, ThreadPoolExecutor(4) as threads:
+        changed = list(threads.map(lambda key: edit.update("op.v", set={"v": 1}, where=f"k = {key}"), keys))
+        planned = threads.submit(edit.plan).result()
+        edit.commit()
+
+    assert changed == [statement.rows for statement in planned.statements] == [1] * len(keys)
+    assert values(store) == [1] * len(keys)
