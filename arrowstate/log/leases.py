@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
+from typing import Self
 
 from arrowstate.errors import (
     ArrowStateError,
@@ -186,8 +187,7 @@ class CheckpointLease:
 
     def _take(self, entry: CommittedEntry | None) -> None:
         with self._lock:
-            if self._released.is_set():
-                raise InvalidInputError("the lease was released; take a new one")
+            self._check_not_released()
             expires_at_ms = min(self._clock_ms() + self._ttl_ms, LARGEST_EXACT)
             entry = entry or self._entry
             document = entry.document
@@ -228,7 +228,9 @@ class CheckpointLease:
         self._thread.join()
         return True
 
-    def __enter__(self) -> CheckpointLease:
+    def __enter__(self) -> Self:
+        """Return it; it is an InvalidInputError if it was released, for then the block would hold nothing."""
+        self._check_not_released()
         return self
 
     def __exit__(
@@ -246,6 +248,10 @@ class CheckpointLease:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+    def _check_not_released(self) -> None:
+        if self._released.is_set():
+            raise InvalidInputError("the lease was released; take a new one")
 
     def _keep_renewing(self) -> None:
         # No thread can wait for longer than that at once.

@@ -1385,9 +1385,6 @@ class Lease(CheckpointLease):
     def __repr__(self) -> str:
         return f"<Lease on checkpoint {self.entry.checkpoint_id} of {self._store.url} until {self.expires_at_ms}>"
 
-    def __enter__(self) -> Lease:
-        return self
-
     @property
     def snapshot(self) -> Snapshot:
         """The checkpoint that is held."""

@@ -328,6 +328,17 @@ def test_a_lease_keeps_its_checkpoint_while_it_is_renewed(filled):
     assert filled.files("data/") == filled.referenced()
 
 
+def test_the_block_of_a_lease_that_was_released_is_refused(filled):
+    lease = filled.store.lease(1)
+    with lease, lease:
+        assert len(filled.files("leases/")) == 1
+
+    with pytest.raises(arrowstate.InvalidInputError, match="the lease was released; take a new one"), lease:
+        pass
+
+    assert filled.files("leases/") == set()
+
+
 def test_a_lease_that_nobody_renews_ends_and_is_deleted(filled):
     with leased(filled, 1) as lease:
         filled.now_ms += 500
