@@ -29,7 +29,7 @@ from arrowstate.runtime import (
 )
 from arrowstate.runtime import running as running_module
 from arrowstate.runtime.core import task, turns
-from arrowstate.runtime.drivers import mailbox, timed
+from arrowstate.runtime.drivers import mailbox, threads, timed
 from arrowstate.runtime.restart import is_unrecoverable
 from processes import python
 from stores import until
@@ -156,7 +156,9 @@ def test_whatever_a_part_of_a_slot_raises_is_a_failure_of_the_attempt(tmp_path, 
                 running.checkpoint(timeout_ms=LONG_MS)
         running.wait(timeout_ms=LONG_MS)
 
-    assert len(running.status().failures) == 1
+    (failure,) = running.status().failures
+    named = {"open": "counts", "batch": "counts", "read": "rows", "write": "sink", "committed": "rows"}
+    assert f"operator {named[place]!r} failed at" in failure
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -173,6 +175,97 @@ def test_what_raises_when_it_is_closed_is_told_and_the_job_goes_on(tmp_path, cap
     (told,) = [record for record in caplog.records if "could not be closed" in record.getMessage()]
     assert told.levelno == logging.WARNING
     assert "it was gone already" in caplog.text
+
+
+class NotClosing(Sink):
+    """Cannot be closed."""
+
+    closed: list = []  # noqa: RUF012 (shared by the sinks of one job on purpose)
+
+    def __init__(self, name):
+        self.name = name
+
+    def commit(self, rows, token):
+        pass
+
+    def close(self):
+        self.closed.append(self.name)
+        raise OSError(f"{self.name} was gone already")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_sink_of_commits_that_cannot_be_closed_is_told_and_the_others_are_closed(tmp_path, caplog, mode):
+    job = Job(tmp_path / "store")
+    rows = job.source(Given(), uid="rows")
+    for name in ("one", "other"):
+        rows.sink(NotClosing(name), uid=name)
+    NotClosing.closed.clear()
+
+    job.run(mode=mode)
+
+    assert NotClosing.closed == ["one", "other"]
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert told == ["sink 'one' could not be closed", "sink 'other' could not be closed"]
+    assert "one was gone already" in caplog.text
+
+
+class Unloadable(Given):
+    """Cannot be made again in the process of a slot."""
+
+    def __setstate__(self, state):
+        raise ValueError("no licence on this machine")
+
+
+def test_a_job_that_cannot_be_made_in_its_slots_fails_at_its_start_and_says_why(tmp_path, caplog):
+    job = declared(tmp_path / "store", source=Unloadable())
+
+    with pytest.raises(arrowstate.JobFailedError, match="slot 0 .*could not begin: ValueError: no licence"):
+        job.run(mode="processes")
+
+    assert "in __setstate__" in caplog.text
+
+
+def test_slots_that_the_system_does_not_bring_back_for_a_while_are_asked_for_again(tmp_path, monkeypatch):
+    refusals = ["Too many open files", "Resource temporarily unavailable"]
+    restart = threads.ThreadSlots.restart
+
+    def short_of_something(slots):
+        if refusals:
+            raise OSError(refusals.pop())
+        restart(slots)
+
+    monkeypatch.setattr(threads.ThreadSlots, "restart", short_of_something)
+    with declared(tmp_path / "store", source=endless()).start(mode="threads") as running:
+        until(lambda: running.status().state == "running")
+        running.driver.post(lambda coordinator: coordinator.slot_lost(0, RuntimeError("it died")))
+        running.driver._slots._ended.append(0)
+        until(lambda: running.status().attempt == 2 and running.status().state == "running")
+
+        assert [text.partition(": ")[2] for text in running.status().failures] == [
+            "it died",
+            "Resource temporarily unavailable",
+            "Too many open files",
+        ]
+
+
+def test_a_job_whose_slots_cannot_be_brought_back_fails_when_its_attempts_are_used_up(tmp_path, monkeypatch):
+    def refuses(slots):
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(threads.ThreadSlots, "restart", refuses)
+    job = declared(tmp_path / "store", source=endless(), restart=Restart.fixed(attempts=2, delay_ms=1))
+    with job.start(mode="threads") as running:
+        until(lambda: running.status().state == "running")
+        running.driver.post(lambda coordinator: coordinator.slot_lost(0, RuntimeError("it died")))
+
+        with pytest.raises(arrowstate.JobFailedError, match="Too many open files"):
+            running.wait(timeout_ms=LONG_MS)
+
+        assert [text.partition(": ")[2] for text in running.status().failures] == [
+            "it died",
+            "Too many open files",
+            "Too many open files",
+        ]
 
 
 def test_a_keyboard_interrupt_ends_a_step_of_an_inline_job_and_reaches_its_user(tmp_path):
@@ -194,6 +287,7 @@ def test_what_the_coordinator_raises_ends_the_job_and_whoever_waits_is_told(tmp_
             running.wait(timeout_ms=LONG_MS)
 
         assert running.status().state == "failed"
+        assert running.status().failures == ("SystemExit: 4",)
 
 
 def test_a_thread_of_a_slot_that_ends_is_begun_anew(tmp_path):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,8 @@ from arrowstate_formats.documents import (
     OperatorPartDocument,
     OperatorStateDocument,
 )
+
+_logger = logging.getLogger("arrowstate.runtime")
 
 PROPERTY = "arrowstate.runtime"
 """The property of a log entry that says of which epoch and subtask the parts are that sinks have not had."""
@@ -216,8 +218,7 @@ class Entries:
                         node.sink.end_others(self.store_id, node.uid)
         except BaseException:
             # The next attempt opens all of them again.
-            with suppress(Exception):
-                self._close_sinks()
+            self._close_sinks()
             raise
 
     def _close_sinks(self) -> None:
@@ -225,7 +226,11 @@ class Entries:
             self.opened = False
             for node in self._sinks():
                 if isinstance(node.sink, Sink):
-                    node.sink.close()
+                    try:
+                        node.sink.close()
+                    except Exception:
+                        # Its rows were committed, and the others are to let go of what they have too.
+                        _logger.warning("sink %r could not be closed", node.uid, exc_info=True)
 
     def _sinks(self) -> list[SinkNode]:
         return [node for node in self.graph.sinks if isinstance(node.sink, (Sink, PreparingSink))]

@@ -45,6 +45,7 @@ from arrowstate.runtime.core.messages import (
     Failed,
     FromSlot,
     Limit,
+    NotBegun,
     NotClosed,
     Ready,
     Run,
@@ -240,6 +241,7 @@ class Coordinator:
         """Take note that the coordinator itself raised, or could not be replaced: the job ends."""
         _logger.error("the coordinator of the job raised, and the job does not start again", exc_info=error)
         if not self.is_over or self.state == "rescaling":
+            self._note(error, None)
             self._end(error)
 
     def tick(self) -> None:
@@ -249,7 +251,7 @@ class Coordinator:
             if self._alive == set(self._slots):
                 self._restore()
             else:
-                self._outside.restart_slots()
+                self._restart_slots(now_ms)
         if self.state != "running":
             return
         may_take_last = self._may_take_last
@@ -267,10 +269,26 @@ class Coordinator:
         """Take note that a slot that had died is there again."""
         self._alive.add(slot)
 
-    def slot_lost(self, slot: int, error: BaseException) -> None:
-        """Take note that a slot has died."""
+    def slot_lost(self, slot: int, error: BaseException, not_begun: NotBegun | None = None) -> None:
+        """Take note that a slot has died, and why it could not begin, if it could not."""
         self._alive.discard(slot)
-        self.failed(error)
+        if not_begun is None:
+            self.failed(error)
+        else:
+            self._failed(error, is_final=self._is_at_the_start, trace=not_begun.trace)
+
+    def _restart_slots(self, now_ms: int) -> None:
+        """Bring back the slots that died; where the system refuses, for it is short of something, it is asked later."""
+        try:
+            self._outside.restart_slots()
+        except Exception as error:  # noqa: BLE001 (the strategy decides how often)
+            delay_ms = self._restart.failed(now_ms, self._chance)
+            _log_failure(self.attempt, error, "", delay_ms)
+            self._note(error, None if delay_ms is None else now_ms + delay_ms)
+            if delay_ms is None:
+                self._over("failed", error)
+            else:
+                self._failed_ms, self._delay_ms = now_ms, delay_ms
 
     def hear(self, message: FromSlot) -> None:
         """Take note of what a slot says."""

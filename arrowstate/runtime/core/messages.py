@@ -309,6 +309,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class NotBegun:
+    """The process of a slot could not make what it was given, such as the job, and ends."""
+
+    error: BaseException
+    trace: str = ""
+    """The traceback, where the error has come from another process without it."""
+
+
+@dataclass(frozen=True, slots=True)
 class NotClosed:
     """A function, a reader or a sink raised when it was closed; the others of its attempt were closed."""
 

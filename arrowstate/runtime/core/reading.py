@@ -238,7 +238,8 @@ class SourceSplits:
 
     def committed(self, states: Iterable[SplitState]) -> None:
         """Tell the reader what a committed checkpoint has, which has recorded what is finished in it."""
-        self._reader.committed({state.id: state.position for state in states})
+        with explained(self._uid, "committed"):
+            self._reader.committed({state.id: state.position for state in states})
         for state in states:
             if state.finished:
                 self._states.pop(state.id, None)

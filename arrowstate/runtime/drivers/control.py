@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from arrowstate.runtime.core.messages import Failed, NotClosed
+from arrowstate.runtime.core.messages import Failed, NotBegun, NotClosed
 from arrowstate.shown import error_text
 
 _LENGTH = struct.Struct("<Q")
@@ -58,7 +58,7 @@ class Connection:
 
 def sendable(message: Any) -> Any:
     """Return a message with the traceback of its error, which can be pickled: an error that cannot becomes its text."""
-    if not isinstance(message, (Failed, NotClosed)):
+    if not isinstance(message, (Failed, NotBegun, NotClosed)):
         return message
     error: BaseException = message.error
     trace = "".join(traceback.format_exception(error))

@@ -22,10 +22,11 @@ from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError, UnsupportedStorageError
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.explaining import unpicklable
-from arrowstate.runtime.core.messages import Deploy, ToSlot
+from arrowstate.runtime.core.messages import Deploy, NotBegun, ToSlot
 from arrowstate.runtime.drivers.control import Connection
 from arrowstate.runtime.drivers.notes import BEAT_MS, Page, monotonic_ms
 from arrowstate.runtime.graph import Declared
+from arrowstate.shown import error_text
 
 _logger = logging.getLogger("arrowstate.runtime")
 
@@ -170,7 +171,18 @@ class ProcessSlots:
             self._spare.passing.close()
 
     def _start(self, numbers: Any) -> None:
-        """Start slots, and link each with all the others."""
+        """Start slots, and link each with all the others; if that fails, none of them stays."""
+        try:
+            self._start_linked(numbers)
+        except BaseException:
+            # Without all its links a slot would wait for ever; when it has ended it is started again.
+            with self._lock:
+                started = [self._processes[number] for number in numbers if number in self._processes]
+            for process in started:
+                process.popen.kill()
+            raise
+
+    def _start_linked(self, numbers: Any) -> None:
         for number in numbers:
             self._generation += 1
             spare, self._spare = self._spare, None
@@ -240,11 +252,14 @@ class ProcessSlots:
 
     def _watch(self, number: int, process: _Process) -> None:
         """Pass on what a slot says, and tell of its end."""
+        not_begun: NotBegun | None = None
         try:
             while True:
                 message = process.control.receive()
                 # A sign of life is for the slot, which sends it to see whether this process is there.
-                if not isinstance(message, tuple):
+                if isinstance(message, NotBegun):
+                    not_begun = message
+                elif not isinstance(message, tuple):
                     self._post(lambda coordinator, message=message: coordinator.hear(message))  # type: ignore[misc]
         except EOFError:
             pass
@@ -256,8 +271,10 @@ class ProcessSlots:
         if not self._closing:
             died = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             how = process.hung or died
+            if not_begun is not None:
+                how = f"could not begin: {error_text(not_begun.error)}"
             error = RuntimeError(f"slot {number} (process {process.popen.pid}) {how}")
-            self._post(lambda coordinator: coordinator.slot_lost(number, error))
+            self._post(lambda coordinator: coordinator.slot_lost(number, error, not_begun))
 
     def _look_after(self) -> None:
         """Look at the notes of the slots, kill those that hang, and see that there is a spare one."""

@@ -41,10 +41,13 @@ class ThreadSlots:
         self._mailboxes[slot].post(lambda own: own.hear(message))
 
     def restart(self) -> None:
-        ended, self._ended = self._ended, []
-        for number in ended:
-            self._mailboxes[number] = self._new(number)
-            self._mailboxes[number].start()
+        while self._ended:
+            number = self._ended[0]
+            mailbox = self._new(number)
+            mailbox.start()
+            self._mailboxes[number] = mailbox
+            # Where the system has no thread for it, it is still to be brought back.
+            self._ended.pop(0)
             self._post(lambda coordinator, number=number: coordinator.slot_started(number))  # type: ignore[misc]
 
     def close(self, wait_s: float | None) -> None:

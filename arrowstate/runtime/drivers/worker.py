@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from operator import methodcaller
 from typing import Any, NoReturn
@@ -24,7 +25,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from arrowstate.runtime.core.elements import Element
-from arrowstate.runtime.core.messages import Deploy, FromSlot
+from arrowstate.runtime.core.messages import Deploy, FromSlot, NotBegun
 from arrowstate.runtime.drivers.control import Connection
 from arrowstate.runtime.drivers.frames import Credit, read_frame, write_credit, write_element
 from arrowstate.runtime.drivers.mailbox import Mailbox, raise_it
@@ -248,7 +249,14 @@ def main(argv: list[str]) -> NoReturn:
     if argv[2:]:
         page = Page(int(argv[2]))
         end_with(int(argv[3]))
-    Worker(control, passing, page).run()
+    try:
+        worker = Worker(control, passing, page)
+    except BaseException as error:  # noqa: BLE001 (the coordinator decides what becomes of the job)
+        # If the job's process is gone nobody has to know.
+        with suppress(OSError):
+            Connection(control).send(NotBegun(error))
+        os._exit(1)
+    worker.run()
     # All is written. What else the interpreter does at its end is to take itself apart, which takes a while.
     sys.stdout.flush()
     sys.stderr.flush()
