@@ -23,17 +23,20 @@ from arrowstate.errors import (
     CorruptDataError,
     FormatVersionError,
     MissingFileError,
+    StoreNotFoundError,
 )
 from arrowstate.log.boundary import Boundary, boundaries, highest_boundary, number_of, path_of
 from arrowstate.log.entries import (
     FIRST,
     FOLDER,
     HINT_PATH,
+    STORE_PATH,
     CommittedEntry,
     hinted_number,
     lost_entry,
     newest_id,
     open_store_document,
+    read_store_document,
 )
 from arrowstate.log.lookup import last_up_to
 from arrowstate.log.pins import Pin, read_pins
@@ -165,6 +168,8 @@ class CommitLog:
     """Reads the log of a store; it remembers the newest entry, which no later one changes.
 
     `known` is the newest entry that is known of, if there is one: what is before it is not read to find the newest.
+    With `store_id` every look for the newest entry reads the small `arrowstate.json` too, beside `_latest` where
+    requests overlap, and is a StoreNotFoundError if the store was deleted or another one was made at its place.
     """
 
     def __init__(
@@ -173,10 +178,14 @@ class CommitLog:
         *,
         on_loss: Callable[[CorruptDataError], None] = warn_of_loss,
         known: CommittedEntry | None = None,
+        store_id: str | None = None,
     ) -> None:
         self._storage = storage
         self._on_loss = on_loss
         self.known = known
+        self.store_id = store_id
+        # The bytes of the document of the store, once they are known to be of this one.
+        self._identity: bytes | None = None
 
     @property
     def storage(self) -> Storage:
@@ -232,7 +241,26 @@ class CommitLog:
 
     def history(self) -> History:
         """Return the log as it is now: the newest entry and what `gc/` says; errors as for `latest`."""
-        return self._history(hinted_number(self._storage))
+        if self.store_id is None:
+            return self._history(hinted_number(self._storage))
+        acts: list[Callable[[], int | None]] = [self.check_store, lambda: hinted_number(self._storage)]
+        return self._history(in_parallel(self._storage, lambda act: act(), acts, name="log", small=True)[1])
+
+    def check_store(self) -> None:
+        """Refuse a store that was deleted, or another one that was made at its place."""
+        if self.store_id is None:
+            return
+        data = read_store_document(self._storage)
+        if data == self._identity:
+            return
+        found = decode(data, StoreDocument, path=STORE_PATH).store_id
+        if found != self.store_id:
+            raise StoreNotFoundError(
+                self._storage.url,
+                f"store {self.store_id}",
+                f"it was deleted, and store {found} was made there: open that one anew",
+            )
+        self._identity = data
 
     def opened(self) -> tuple[StoreDocument, History]:
         """Return the identity of the store, and the log as it is now.

@@ -85,6 +85,7 @@ class Follower:
     def __init__(
         self,
         storage: Storage,
+        store_id: str,
         snapshot_of: Callable[[LogEntryDocument], Snapshot],
         *,
         poll_ms: int,
@@ -97,7 +98,7 @@ class Follower:
         ttl_ms = check_integer("ttl_ms", ttl_ms, 1, LONGEST_LEASE_MS, unit="milliseconds")
         self._storage = storage
         self._snapshot_of = snapshot_of
-        self._log = CommitLog(storage)
+        self._log = CommitLog(storage, store_id=store_id)
         self._ttl_ms = ttl_ms
         self._holder = holder
         self._clock_ms = clock_ms
@@ -214,6 +215,8 @@ class Follower:
         ------
         StorageError
             If the store cannot be read. The checkpoint that was the newest stays.
+        StoreNotFoundError
+            If the store was deleted, or another one was made at its place: open that one anew.
         """
         with self._refreshing:
             while not self._closed.is_set():

@@ -114,7 +114,7 @@ class StateStore:
         self.store_id = store_id
         self.clock_ms: Callable[[], int] = clock_ms if clock_ms is now_ms else partial(_time_of, clock_ms)
         self.new_id = new_id
-        self._log = CommitLog(storage)
+        self._log = CommitLog(storage, store_id=store_id)
 
     def __repr__(self) -> str:
         return f"<StateStore {self.url}>"
@@ -153,6 +153,8 @@ class StateStore:
             If there is none yet.
         CorruptDataError
             If the log is damaged, or the entry that it must begin with is lost.
+        StoreNotFoundError
+            If the store was deleted, or another one was made at its place: open that one anew.
 
         Warns
         -----
@@ -598,6 +600,7 @@ class StateStore:
         """
         return Follower(
             self.storage,
+            self.store_id,
             self.snapshot_of,
             poll_ms=poll_ms,
             ttl_ms=ttl_ms,

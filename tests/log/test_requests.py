@@ -57,11 +57,12 @@ def city(store: StateStore) -> str:
     return store.sql("select city from people.city").fetchall()[0][0]
 
 
-def test_a_query_on_a_store_that_is_held_takes_one_listing_and_two_reads(counted: Counted) -> None:
+def test_a_query_on_a_store_that_is_held_takes_one_listing_and_three_reads(counted: Counted) -> None:
     fill(counted.store, "Rome", "Oslo")
     city(counted.held)
 
-    assert counted.of(lambda: city(counted.held)) == {"list": 1, "read": 2}
+    # One of them says that the store is the one that was opened.
+    assert counted.of(lambda: city(counted.held)) == {"list": 1, "read": 3}
     assert city(counted.held) == "Oslo"
 
 

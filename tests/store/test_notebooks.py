@@ -59,10 +59,9 @@ def test_verifications_show_their_problems(store):
 
 
 def test_a_clock_that_tells_no_date_hides_nothing(tmp_path, capsys):
-    arrowstate.open_store(tmp_path / "store", create=True)
-    storage, store_id = arrowstate.open_store(tmp_path / "store").storage, "a"
+    made = arrowstate.open_store(tmp_path / "store", create=True)
     # As of `time.time_ns`, taken for milliseconds.
-    store = arrowstate.StateStore(storage, store_id, clock_ms=lambda: 1_800_000_000 * 10**9)
+    store = arrowstate.StateStore(made.storage, made.store_id, clock_ms=lambda: 1_800_000_000 * 10**9)
     backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=4)
     with store.writer() as writer:
         for _ in range(3):

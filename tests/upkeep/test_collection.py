@@ -49,7 +49,8 @@ class World:
         self._ids = itertools.count()
         # What this process keeps of checkpoints it knows by their commit ids.
         self._prefix = uuid.uuid4().hex
-        create_store(storage, "store", 0)
+        # A savepoint was a store before.
+        self.store_id = create_store(storage, "store", 0).store_id
         self.store = self.process()[0]
 
     def new_id(self):
@@ -58,7 +59,7 @@ class World:
     def process(self):
         """A store as another process has it, and the storage in which to hook."""
         hooked = Hooked(self.storage)
-        return arrowstate.StateStore(hooked, "store", clock_ms=lambda: self.now_ms, new_id=self.new_id), hooked
+        return arrowstate.StateStore(hooked, self.store_id, clock_ms=lambda: self.now_ms, new_id=self.new_id), hooked
 
     def collect(self, policy=NEWEST, grace_ms=GRACE, storage=None):
         storage = storage or self.storage
@@ -1466,7 +1467,7 @@ def test_what_nobody_knows_is_named_and_never_deleted(filled, caplog):
     assert "8 files are of no kind that is known, and are left alone; README.md is one" in caplog.text
     assert {*strange, *savepoint} <= filled.files()
     place = f"{filled.storage.url}/savepoints/kept"
-    assert sum_of_totals(arrowstate.StateStore(open_storage(place), "x").latest()) == expected(200)
+    assert sum_of_totals(arrowstate.open_store(place).latest()) == expected(200)
 
 
 def test_a_store_that_began_as_a_savepoint_keeps_it(filled):

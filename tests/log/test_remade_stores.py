@@ -1,0 +1,68 @@
+"""A store that was deleted and made again at its place: who knew the first one is told, and writes nothing there."""
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import arrowstate
+from arrowstate.errors import StoreNotFoundError
+from arrowstate.storage.memory import clear_memory_storage
+
+NAME = arrowstate.ValueStateDescriptor("name", pa.string())
+
+
+@pytest.fixture(params=["local", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "store") if request.param == "local" else f"memory://remade/{request.node.name}"
+
+
+def delete(place: str) -> None:
+    if place.startswith("memory://"):
+        clear_memory_storage(place)
+    else:
+        shutil.rmtree(place)
+
+
+def backend_of(name: str) -> arrowstate.KeyedStateBackend:
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=8)
+    backend.state(NAME).update_batch([1], [name])
+    return backend
+
+
+def made(place: str, name: str, checkpoints: int = 1) -> tuple[arrowstate.StateStore, arrowstate.StoreWriter]:
+    """Make a store with some checkpoints of one row; return it, and the writer that goes on."""
+    store = arrowstate.open_store(place, create=True)
+    writer = store.writer()
+    for _ in range(checkpoints):
+        writer.checkpoint({"op": [backend_of(name)]})
+    return store, writer
+
+
+def names(store: arrowstate.StateStore) -> list[str]:
+    return [name for (name,) in store.sql("select name from op.name").fetchall()]
+
+
+@pytest.mark.parametrize("checkpoints", [1, 2, 3])
+def test_a_store_that_is_kept_open_is_told_that_another_one_is_there(place: str, checkpoints: int) -> None:
+    old, _ = made(place, "old", 2)
+    assert names(old) == ["old"]
+    with old.follow(poll_ms=100_000) as follower:
+        delete(place)
+        new, _ = made(place, "new", checkpoints)
+
+        for look in (old.latest, old.checkpoints, lambda: names(old), follower.refresh):
+            with pytest.raises(StoreNotFoundError, match=f"deleted, and store {new.store_id} was made there: open"):
+                look()
+
+    assert names(arrowstate.open_store(place)) == ["new"]
+
+
+def test_a_store_that_is_kept_open_is_told_that_there_is_none(place: str) -> None:
+    old, _ = made(place, "old")
+    assert names(old) == ["old"]
+    delete(place)
+
+    with pytest.raises(StoreNotFoundError, match="no store at"):
+        names(old)
