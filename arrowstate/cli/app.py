@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
-import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from arrowstate.cli.messages import tell_error, tell_warning
+from arrowstate.cli.output import drop_output
 from arrowstate.cli.parser import make_parser
 from arrowstate.errors import ArrowStateError
 
@@ -38,23 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read the output has had enough.
-        _drop_output()
+        drop_output(sys.stdout)
         return 0
     except OSError as error:
         # That of a store is an error of arrowstate, and that of a file names it.
         if error.filename is not None or error.errno not in _FULL:
             raise
-        _drop_output()
+        drop_output(sys.stdout)
         tell_error("OutputError", f"the output cannot be written: {error.strerror}", as_json=as_json)
         return 1
     except KeyboardInterrupt:
         return 130
     return code
-
-
-def _drop_output() -> None:
-    """Let go what is still buffered, which must not be tried again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _code_of(given: Sequence[str], as_json: bool, *, is_process: bool) -> int:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from arrowstate.cli.tables import table_text
 from arrowstate.clock import utc_text
@@ -42,6 +42,11 @@ def say_field(name: str, text: str, *, label: int = 11) -> None:
         inside = " " * (label + 3)
         line = "\n".join(wrap(line, width, subsequent_indent=inside, break_on_hyphens=False, break_long_words=False))
     say(line)
+
+
+def drop_output(stream: TextIO) -> None:
+    """Let go what a stream still has to write, and what it will be given; it must not be tried again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_json(value: Any) -> None:

@@ -18,6 +18,7 @@ from arrowstate.cli.job_file import load_job
 from arrowstate.cli.output import print_json_line, say
 from arrowstate.cli.run_display import Display, Lines, Objects
 from arrowstate.errors import ArrowStateError, InvalidInputError
+from arrowstate.files.savepoint import check_savepoint, open_savepoint_place
 from arrowstate.store import Snapshot, open_store
 
 if TYPE_CHECKING:
@@ -99,13 +100,20 @@ def _plain_display(options: argparse.Namespace) -> Objects | Lines:
 
 
 def run_job(options: argparse.Namespace) -> int:
-    """Run a job; return 0 if it has ended or was stopped, 128 and the signal if it was stopped at once."""
+    """Run a job; return 0 if it has ended or was stopped, 128 and the signal if it was stopped at once.
+
+    That nobody reads what is displayed any more ends no job.
+    """
     job = load_job(options.file, options.job)
     for name in ("parallelism", "max_parallelism"):
         if getattr(options, name) is not None:
             setattr(job, name, getattr(options, name))
     if options.begin_from is not None:
         _begin_from(job, options.begin_from, only_first=options.standby)
+    if options.stop_with_savepoint and options.savepoint is not None:
+        # A place that is taken would be told only when the job has stopped.
+        store = open_store(job.store, create=True, storage_options=job.storage_options)
+        check_savepoint(open_savepoint_place(store.storage, options.savepoint, create=True), "parquet")
     with _Signals() as signals:
         if options.standby:
             started = _stand_by(job, signals, options)
@@ -118,16 +126,8 @@ def run_job(options: argparse.Namespace) -> int:
                 display.event("ended", "ended at once, without another checkpoint")
                 _close(running, signals.exit_code)
                 return signals.exit_code
-    # Raises why it failed.
-    snapshot = running.wait()
-    text = f"finished at checkpoint {snapshot.checkpoint_id} of {running.store.url}"
-    savepoint = None
-    if running.status().state == "stopped":
-        text = f"stopped at checkpoint {snapshot.checkpoint_id} of {running.store.url}; the next start goes on there"
-        if options.stop_with_savepoint:
-            place = options.savepoint or f"stopped-at-{snapshot.checkpoint_id}"
-            savepoint = running.store.savepoint(place, checkpoint=snapshot.checkpoint_id).storage.url
-    _tell(options, running, snapshot, text, savepoint)
+        # Raises why it failed.
+        _tell_end(options, running, running.wait())
     return 0
 
 
@@ -228,13 +228,24 @@ def _begin_from(job: Job, place: str, *, only_first: bool) -> None:
         store.rollback(int(place), comment="arrowstate run --from")
 
 
-def _tell(
-    options: argparse.Namespace, running: RunningJob, snapshot: Snapshot, text: str, savepoint: str | None
-) -> None:
+def _tell_end(options: argparse.Namespace, running: RunningJob, snapshot: Snapshot) -> None:
+    """Tell how the job has ended, and write the savepoint that was asked for; where that fails the job has stopped."""
+    id, state = snapshot.checkpoint_id, running.status().state
+    text = f"{state} at checkpoint {id} of {running.store.url}"
+    if state == "stopped":
+        text += "; the next start goes on there"
+    savepoint, failure = None, None
+    if state == "stopped" and options.stop_with_savepoint:
+        try:
+            place = options.savepoint or f"stopped-at-{id}"
+            savepoint = running.store.savepoint(place, checkpoint=id).storage.url
+        except ArrowStateError as error:
+            failure = error
     if options.json:
-        state = running.status().state
-        print_json_line({"event": state, "checkpoint_id": snapshot.checkpoint_id, "savepoint": savepoint})
-        return
-    say(text)
-    if savepoint is not None:
-        say(f"savepoint {savepoint}")
+        print_json_line({"event": state, "checkpoint_id": id, "savepoint": savepoint})
+    else:
+        say(text)
+        if savepoint is not None:
+            say(f"savepoint {savepoint}")
+    if failure is not None:
+        raise failure

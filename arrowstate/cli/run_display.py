@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from arrowstate.cli.output import print_json_line
+from arrowstate.cli.output import drop_output, print_json_line
 from arrowstate.clock import now_ms
 
 if TYPE_CHECKING:
     from arrowstate.checkpoints.coordination import CheckpointRecord
     from arrowstate.runtime.status import JobStatus, TaskStatus
+
+
+_logger = logging.getLogger("arrowstate.cli")
 
 
 class Display(Protocol):
@@ -70,7 +75,8 @@ class Lines:
 
     def event(self, event: str, text: str, **_: Any) -> None:  # noqa: ARG002
         # The rest of an error is in the log, which is on stderr too.
-        print(f"{time.strftime('%H:%M:%S')} {first_line(text)}", file=sys.stderr, flush=True)
+        with _seen_or_not(sys.stderr):
+            print(f"{time.strftime('%H:%M:%S')} {first_line(text)}", file=sys.stderr, flush=True)
 
 
 class Objects:
@@ -88,7 +94,18 @@ class Objects:
 
     def event(self, event: str, text: str, **more: Any) -> None:
         said = {"text": text} if text else {}
-        print_json_line({"event": event, "at_ms": now_ms(), **said, **more})
+        with _seen_or_not(sys.stdout):
+            print_json_line({"event": event, "at_ms": now_ms(), **said, **more})
+
+
+@contextmanager
+def _seen_or_not(stream: TextIO) -> Iterator[None]:
+    """Write for whoever reads a stream; where nobody does any more the log has a warning, and the job goes on."""
+    try:
+        yield
+    except BrokenPipeError:
+        drop_output(stream)
+        _logger.warning("nobody reads %s any more; the job goes on", stream.name)
 
 
 def by_operator(status: JobStatus) -> dict[str, list[TaskStatus]]:

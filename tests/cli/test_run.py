@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.runtime import JobStatus, RestartStatus, TaskStatus
+from stores import until
 
 HEAD = """
 from __future__ import annotations
@@ -224,6 +226,57 @@ def test_ctrl_c_stops_a_job_with_a_savepoint_and_a_new_start_goes_on(write, tmp_
     assert stopped["savepoint"] == str(tmp_path / "store" / "savepoints" / f"stopped-at-{stopped['checkpoint_id']}")
     assert sum(counts(stopped["savepoint"]).values()) >= told["tasks"][0]["rows"] > 0
     assert counts(tmp_path / "store") == counts(stopped["savepoint"])
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_job_goes_on_though_nobody_reads_its_output_any_more(write, tmp_path, as_json):
+    path = write(f"job = {ENDLESS}")
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+
+    with started(path, "--every", "0.2", *["--json"][: int(as_json)]) as process:
+        while "running" not in process.stdout.readline():
+            pass
+        process.stdout.close()
+        for count in (1, 2, 3):
+            # It is told of each checkpoint, and of the figures in between.
+            process.send_signal(signal.SIGUSR1)
+            until(lambda count=count: len(store.checkpoints()) >= count, "the job did not go on")
+            time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(30)
+
+    assert code == 0
+    assert store.health().status == "stopped"
+
+
+def test_a_savepoint_at_a_place_that_is_taken_is_refused_before_the_job_starts(write, tmp_path, capsys):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
+    path = write(f"job = {BOUNDED}")
+
+    code = main(["run", path, "--mode", "threads", "--savepoint", str(tmp_path / "taken")])
+
+    assert code == 1
+    assert "a savepoint needs an empty place" in capsys.readouterr().err
+    assert not arrowstate.open_store(tmp_path / "store").checkpoints()
+
+
+def test_a_savepoint_that_cannot_be_written_in_the_end_does_not_hide_where_the_job_has_stopped(write, tmp_path):
+    path = write(f"job = {ENDLESS}")
+
+    with started(path, "--json", "--every", "0.2", "--savepoint", str(tmp_path / "place")) as process:
+        read_until(process, "running")
+        (tmp_path / "place" / "notes.txt").write_text("mine")
+        process.send_signal(signal.SIGTERM)
+        stopped = read_until(process, "stopped")
+        told = process.stdout.read()
+        code = process.wait(30)
+
+    assert code == 1
+    assert stopped["savepoint"] is None
+    assert stopped["checkpoint_id"] == arrowstate.open_store(tmp_path / "store").latest().checkpoint_id
+    assert "a savepoint needs an empty place" in told
 
 
 def test_a_second_signal_ends_a_job_at_once_though_a_step_of_it_never_ends(write, tmp_path):
