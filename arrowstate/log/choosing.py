@@ -9,9 +9,15 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from arrowstate.clock import utc_text
-from arrowstate.errors import CheckpointNotFoundError, CorruptDataError, FormatVersionError, NotFoundError
+from arrowstate.errors import (
+    CheckpointNotFoundError,
+    CorruptDataError,
+    FormatVersionError,
+    InvalidInputError,
+    NotFoundError,
+)
 from arrowstate.log.commit_log import CommitLog
-from arrowstate.log.pins import read_pins
+from arrowstate.log.pins import read_pins, read_tag
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument
 
@@ -19,6 +25,7 @@ CheckpointReference: TypeAlias = int | str | datetime.datetime
 """A checkpoint: its id; a tag; or a time, as of which it is the newest. Seen from another, -1 is the one before it.
 
 A text is taken for an id if it is a whole number, then for a tag, then for a time in ISO 8601.
+A text that is the id of one checkpoint and a tag of another is an error.
 """
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -48,16 +55,25 @@ def choose_checkpoint(
 
 
 def named_checkpoint(storage: Storage, log: CommitLog, name: str) -> LogEntryDocument | None:
-    """Return the checkpoint with an id or a tag, None if the name is neither."""
+    """Return the checkpoint with an id or a tag, None if the name is neither; an error if two are meant."""
+    if not name.isdecimal():
+        return _tagged(storage, log, name)
     try:
-        if name.isdecimal():
-            return log.checkpoint(int(name))
+        found = log.checkpoint(int(name))
     except CheckpointNotFoundError:
         tagged = _tagged(storage, log, name)
         if tagged is None:
             raise
         return tagged
-    return _tagged(storage, log, name)
+    # Such a tag is not made any more, and a store may have one.
+    pin = read_tag(storage, name)
+    if pin is not None and pin.checkpoint_id != found.checkpoint_id:
+        raise InvalidInputError(
+            f"{name!r} is the id of checkpoint {found.checkpoint_id} and a tag of checkpoint {pin.checkpoint_id} in "
+            f"{storage.url}: give an id as a number in Python; or tag checkpoint {pin.checkpoint_id} under another "
+            f"name, and remove this tag with untag({name!r})"
+        )
+    return found
 
 
 def _tagged(storage: Storage, log: CommitLog, name: str) -> LogEntryDocument | None:

@@ -38,7 +38,7 @@ from arrowstate.storage.base import Outcome, Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate_formats.document_base import HOLDS_LATER
 from arrowstate_formats.documents import LeaseDocument, ParentDocument, TagDocument, decode, encode
-from arrowstate_formats.names import check_tag_name
+from arrowstate_formats.names import check_new_tag_name, check_tag_name
 from arrowstate_formats.run_files import checksum
 
 TAG_FOLDER = "tags/"
@@ -165,7 +165,7 @@ def put_tag(
     extensions: Mapping[str, Any] = MappingProxyType({}),
 ) -> bool:
     """Tag a checkpoint that needs these files; False if it is being collected or has been, and then there is no tag."""
-    path = f"{TAG_FOLDER}{check_tag_name(name)}.json"
+    path = f"{TAG_FOLDER}{check_new_tag_name(name)}.json"
     document = TagDocument(
         name=name,
         tag_id=tag_id,
@@ -191,7 +191,7 @@ def put_tag(
 
 def read_tag(storage: Storage, name: str) -> Pin | None:
     """Return a tag, None if there is none of this name."""
-    return _read_pin(storage, f"{TAG_FOLDER}{name}.json", strict=True)
+    return _read_pin(storage, f"{TAG_FOLDER}{name}.json", strict=False)
 
 
 def confirm_tag(storage: Storage, name: str, entry: ParentDocument) -> bool:

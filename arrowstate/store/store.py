@@ -459,7 +459,8 @@ class StateStore:
         Parameters
         ----------
         name
-            1 to 128 characters out of letters, digits, `_`, `-` and `.`, the first a letter or digit.
+            1 to 128 characters out of letters, digits, `_`, `-` and `.`, the first a letter or digit. Digits alone
+            are refused: they are the id of a checkpoint.
         checkpoint
             The id of the checkpoint.
 

@@ -52,6 +52,16 @@ def check_tag_name(name: str) -> str:
     return _check_name("a tag name", name)
 
 
+def check_new_tag_name(name: str) -> str:
+    """Return `name` if a tag may be made with it: as `check_tag_name`, and not digits alone, which are an id."""
+    if check_tag_name(name).isdecimal():
+        raise InvalidInputError(
+            f"a tag name must not be digits alone, which name a checkpoint by its id, got {name!r}: put a letter "
+            f"before them, such as 'v{name}'"
+        )
+    return name
+
+
 def check_column_name(name: object) -> str:
     """Return `name` if it may name a key or value column."""
     if not isinstance(name, str) or name == "":

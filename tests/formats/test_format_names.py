@@ -10,10 +10,12 @@ from arrowstate_formats import CorruptDataError, InvalidInputError
 from arrowstate_formats.document_base import Name, StoredPath
 from arrowstate_formats.names import (
     check_column_name,
+    check_new_tag_name,
     check_operator_uid,
     check_relative_path,
     check_savepoint_name,
     check_state_name,
+    check_tag_name,
 )
 
 
@@ -37,6 +39,14 @@ def test_other_names_are_refused_and_shown(name: Any) -> None:
     assert "an operator uid must be" in str(operator.value)
     assert "a state name must be" in str(state.value)
     assert str(operator.value).endswith(f"got {name!r}")
+
+
+def test_a_new_tag_is_not_named_by_digits_alone_and_an_old_one_may_be() -> None:
+    assert check_new_tag_name("v2") == "v2"
+    assert check_tag_name("2") == "2"
+    for name in ("2", "007"):
+        with pytest.raises(InvalidInputError, match=f"must not be digits alone.*such as 'v{name}'"):
+            check_new_tag_name(name)
 
 
 @pytest.mark.parametrize("name", ["a", "departure delay", "ä", "a_b", "7", 'with "quotes"'])

@@ -18,7 +18,9 @@ from arrowstate.errors import (
     NullKeyError,
     StateNotFoundError,
 )
+from arrowstate.log.commit_log import CommitLog
 from arrowstate.store import StateStore
+from arrowstate_formats.documents import TagDocument, encode
 from long_form import short_or_long
 from stores import KEY, backend_of, commit
 
@@ -597,6 +599,33 @@ def test_a_checkpoint_is_named_by_id_tag_or_time(store):
         store.snapshot("silver")
     with pytest.raises(NotFoundError, match="the oldest, 1,"):
         store.snapshot("1999-01-01T00:00:00Z")
+
+
+def test_a_text_of_digits_is_an_id_and_a_tag_of_digits_on_another_checkpoint_makes_it_an_error():
+    store = arrowstate.open_store("memory://tags-of-digits", create=True)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=8)
+    with store.writer() as writer:
+        for _ in range(3):
+            writer.checkpoint({"op": [backend]})
+    with pytest.raises(InvalidInputError, match="a tag name must not be digits alone"):
+        store.tag("2", 1)
+    assert store.tags() == {}
+    for name, checkpoint_id in (("2", 1), ("3", 3), ("9", 1)):
+        _put_tag_of_an_older_version(store, name, checkpoint_id)
+
+    with pytest.raises(InvalidInputError, match=r"'2' is the id of checkpoint 2 and a tag of checkpoint 1"):
+        store.snapshot("2")
+    with pytest.raises(InvalidInputError, match=r"'2' is the id of checkpoint 2 and a tag of checkpoint 1"):
+        store.rollback("2")
+    assert [store.snapshot(name).checkpoint_id for name in (2, "1", "3", "9")] == [2, 1, 3, 1]
+    store.untag("2")
+    assert store.snapshot("2").checkpoint_id == 2
+
+
+def _put_tag_of_an_older_version(store, name, checkpoint_id):
+    entry = CommitLog(store.storage).committed_checkpoint(checkpoint_id).as_parent
+    document = TagDocument(name=name, tag_id=name, checkpoint_id=checkpoint_id, entry=entry, created_at_ms=0)
+    store.storage.put_if_absent(f"tags/{name}.json", encode(document), name)
 
 
 def test_a_history_goes_back_over_types_that_no_run_has_any_more():

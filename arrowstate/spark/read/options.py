@@ -227,7 +227,7 @@ def find_checkpoint(storage: Storage, checkpoint: str | None = None, as_of: str 
     NotFoundError
         If there is no such checkpoint or tag; the message lists the existing ones. `CheckpointNotFoundError` for an id.
     InvalidInputError
-        If both are given, or `as_of` is no time.
+        If both are given, `as_of` is no time, or `checkpoint` is the id of one checkpoint and a tag of another.
     """
     log = CommitLog(storage)
     if as_of is not None:
