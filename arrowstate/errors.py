@@ -648,16 +648,29 @@ class FencedError(ArrowStateError, RuntimeError):
     --------
     >>> print(FencedError(3, 4))
     this writer (epoch 3) was fenced by a newer one (epoch 4); stop it, only the newest writer of a store may commit
+    >>> print(FencedError(3, None, "/data/clicks"))
+    the store of this writer (epoch 3) is not at /data/clicks any more: it was deleted, or another one was made there; \
+stop the writer, and open the store anew
     """
 
     writer_epoch: int | None
     "The epoch of this writer, None where it was not let in at all."
     current_epoch: int | None
     "The epoch of the writer that may commit."
+    gone_from: str | None = None
+    "Where the store was, if it was deleted, or another one was made at its place."
     _message = (
         "this writer (epoch {writer_epoch}) was fenced by a newer one (epoch {current_epoch}); stop it, only the "
         "newest writer of a store may commit"
     )
+
+    def __str__(self) -> str:
+        if self.gone_from is None:
+            return super().__str__()
+        return (
+            f"the store of this writer (epoch {self.writer_epoch}) is not at {self.gone_from} any more: it was "
+            "deleted, or another one was made there; stop the writer, and open the store anew"
+        )
 
 
 class QueryConflictError(FencedError):

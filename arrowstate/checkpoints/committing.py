@@ -16,7 +16,14 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from arrowstate.errors import CollectedError, CorruptDataError, FencedError, InvalidInputError, StorageError
+from arrowstate.errors import (
+    CollectedError,
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    StorageError,
+    StoreNotFoundError,
+)
 from arrowstate.files.notes import of_stopped_query
 from arrowstate.files.references import ReferenceReader
 from arrowstate.files.subtasks import Content, fitted, list_files, whole_operators, without_unused_schemas
@@ -157,6 +164,9 @@ class Committer:
     Only the newest writer of a store may, in the process that opened it. Commits wait for each other. After one that
     commits `once` nobody goes on: if its entry is in doubt the checkpoint before is committed again. `known` is the
     newest entry that is known of, and `check` refuses, by an error, the newest entry before its fence is taken.
+
+    With `store_id` a writer whose store was deleted is refused when it begins, by a StoreNotFoundError, and fenced when
+    it commits; each commit then reads the entry that it goes on from.
     """
 
     def __init__(
@@ -170,9 +180,11 @@ class Committer:
         known: CommittedEntry | None = None,
         once: bool = False,
         check: Callable[[CommittedEntry | None], None] | None = None,
+        store_id: str | None = None,
     ) -> None:
         self._storage = storage
-        self._log = CommitLog(storage, on_loss=warn_of_loss if accept_loss else refuse_loss, known=known)
+        on_loss = warn_of_loss if accept_loss else refuse_loss
+        self._log = CommitLog(storage, on_loss=on_loss, known=known, store_id=store_id)
         self.clock_ms = clock_ms
         self.new_id = new_id
         self._once = once
@@ -263,6 +275,8 @@ class Committer:
         with self._lock, files or Commit(self._storage) as commit:
             try:
                 committed = self._append(commit, make, operators, needs)
+            except StoreNotFoundError as error:
+                raise FencedError(self.epoch, None, self.url) from error
             except CollectedError as error:
                 self._condemned.update(error.paths)
                 lost = None if commit.entry is not None else self._lost(error.paths)
@@ -318,13 +332,19 @@ class Committer:
             if newest is None:
                 # Listings lag behind: some entry took the number.
                 continue
-            if newest.document.writer_epoch == self.epoch:
+            if newest.document.writer_epoch == self.epoch and self._is_before(newest):
                 # An earlier commit of this writer, whose outcome nobody could tell, was made: go on after it. What is
                 # older is no longer held by being the newest.
                 self._newest, self._held = newest, ()
                 self._find_content(newest)
             else:
                 self._fenced_by = newest.document.writer_epoch
+
+    def _is_before(self, newest: CommittedEntry) -> bool:
+        """Whether a later entry goes on from what this writer knows, as far as the log tells after a collection."""
+        number = self._newest.document.number + 1
+        following = newest if newest.document.number == number else self._log.get(number)
+        return following is None or following.document.parent == self._newest.as_parent
 
     def _lost(self, gone: Iterable[str]) -> StorageError | None:
         """Return the error of a file that the newest checkpoint needs and that no collection took, if there is one."""

@@ -95,7 +95,7 @@ class CheckpointWriter(Committer):
     def __init__(
         self, storage: Storage, store_id: str, *, on_checkpoint: Listener | None = None, **options: Any
     ) -> None:
-        super().__init__(storage, **options)
+        super().__init__(storage, store_id=store_id, **options)
         self.store_id = store_id
         self.store_key = store_key(storage, store_id)
         "What runs know the store by."

@@ -7,7 +7,8 @@ The steps of a commit, in their order:
    stops.
 3. One entry is made. It names the files and its parent, the newest entry.
 4. What collections have said is read. If one of the files is gone, or may be going, nothing is committed; nor if the
-   number of the entry is below the boundary, for then another entry has had it.
+   number of the entry is below the boundary, for then another entry has had it. A writer that goes on from an entry of
+   its own looks whether that is there still: at the place of a store that was deleted, the next number may be free.
 5. The entry is put under the next number of the log, if that number is free. If it is not, nothing is committed.
 6. What collections have said is read again. A collection that began later sees the entry, and spares its files.
 7. The commit is reported. If step 6 found that a file is gone, or may be going, it is not: the entry is **in doubt**.
@@ -94,11 +95,12 @@ class Commit:
         """Take the steps from 4 on; None if another writer took the number first.
 
         `said` is what collections had said when it was last read, where that was after the newest entry was. With
-        `again` an entry in doubt is followed by the checkpoint before it.
+        `again` an entry in doubt is followed by the checkpoint before it. If the log knows the id of its store and the
+        store is another one, it is a StoreNotFoundError, and nothing is committed.
         """
         path = path_of(document.number)
         if references is not None:
-            said = boundaries(self._storage) if said is None else said
+            said = _look_before(log, document) if said is None else said
             if document.number < highest_boundary(said):
                 # The entry that had the number is collected. If this one were put now, it would be in doubt.
                 _logger.debug("%s: %s was another writer's", self._storage.url, path)
@@ -158,6 +160,23 @@ def _repeated(storage: Storage, log: CommitLog, doubtful: CommittedEntry, again:
         number = doubtful.document.number
         _logger.debug("%s: the checkpoint before entry %d is not repeated: %s", storage.url, number, error)
         return False
+
+
+def _look_before(log: CommitLog, document: LogEntryDocument) -> list[Boundary]:
+    """Return what the names in `gc/` say; a log that knows the id of its store is looked at whether it is the same.
+
+    That is one more request, for the entry before, beside the listing where requests overlap. Between the look and the
+    put a store may still be deleted and made again, with as many entries.
+    """
+    storage, parent = log.storage, document.parent
+    if log.store_id is None or parent is None:
+        return boundaries(storage)
+    acts: list[Callable[[], Any]] = [lambda: log.checksum_of(parent.number), lambda: boundaries(storage)]
+    found, said = in_parallel(storage, lambda act: act(), acts, name="commit", small=True)
+    if found != parent.xxh3_128:
+        # It was collected, or is damaged; or the store is another one.
+        log.check_store()
+    return said
 
 
 def _look_after(storage: Storage, number: int) -> tuple[list[Boundary], bool]:

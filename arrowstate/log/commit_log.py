@@ -204,6 +204,13 @@ class CommitLog:
             raise CorruptDataError(path, f"holds the entry of {path_of(document.number)}")
         return CommittedEntry(document, checksum(data), len(data))
 
+    def checksum_of(self, number: int) -> str | None:
+        """Return the checksum of the bytes of an entry, None if there is none; it is not decoded."""
+        try:
+            return checksum(self._storage.read(path_of(number)))
+        except MissingFileError:
+            return None
+
     def read(self, number: int) -> CommittedEntry:
         """Return the entry with a number, which must exist."""
         entry = self.get(number)

@@ -595,7 +595,12 @@ def start(job: Declared, mode: Mode, seed: int) -> RunningJob:
 def committer_of(store: StateStore, check: Callable[[CommittedEntry | None], None] | None = None) -> Committer:
     """Take the fence of a store for a job; `check` refuses an entry that it is not to follow."""
     return Committer(
-        store.storage, clock_ms=store.clock_ms, new_id=store.new_id, properties={"writer": "runtime"}, check=check
+        store.storage,
+        clock_ms=store.clock_ms,
+        new_id=store.new_id,
+        properties={"writer": "runtime"},
+        check=check,
+        store_id=store.store_id,
     )
 
 

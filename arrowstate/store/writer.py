@@ -126,7 +126,7 @@ class StoreWriter:
         Raises
         ------
         FencedError
-            If a newer writer has opened the store; nothing was committed.
+            If a newer writer has opened the store, or the store was deleted; nothing was committed.
         InvalidInputError
             If subtasks do not cover each key group once, differ in key, states or max parallelism, an operator
             or its operator state is missing, a keyed state and an operator state share a name, or the process was
