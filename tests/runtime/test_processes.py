@@ -180,7 +180,7 @@ def ask():
         try:
             asked()
         except InvalidInputError as error:
-            assert "the job runs in process" in str(error), error
+            assert "a running job belongs to the process" in str(error), error
         else:
             raise AssertionError(asked)
     running.close()

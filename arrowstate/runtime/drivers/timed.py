@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from arrowstate.clock import now_ms
-from arrowstate.errors import InvalidInputError, JobFailedError
+from arrowstate.errors import JobFailedError
+from arrowstate.process import OwnProcess
 from arrowstate.runtime.core.assembling import Entries
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import Coordinator
@@ -61,7 +62,7 @@ class TimedDriver:
         mode: Literal["threads", "processes"],
         ready: ReadySlots | None = None,
     ) -> None:
-        self._process = os.getpid()
+        self._process = OwnProcess()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._closed = False
@@ -115,13 +116,10 @@ class TimedDriver:
     @property
     def is_here(self) -> bool:
         """Whether this is the process that runs the job, and no other that was forked from it."""
-        return self._process == os.getpid()
+        return self._process.is_here
 
     def _check_process(self) -> None:
-        if not self.is_here:
-            raise InvalidInputError(
-                f"the job runs in process {self._process}, from which this one was forked, and not here; ask it there"
-            )
+        self._process.check("a running job", "ask for it there")
 
     def post(self, event: Callable[[Coordinator], None]) -> None:
         """Have something done with the coordinator between two events; from any thread."""
