@@ -1416,6 +1416,7 @@ class Collection:
     def __init__(self, store: StateStore, plan: CollectionPlan) -> None:
         self.plan = plan
         self._store = store
+        self._was_applied = False
 
     def __repr__(self) -> str:
         further = f" and {self.plan.further} checkpoints besides" if self.plan.further else ""
@@ -1433,14 +1434,25 @@ class Collection:
     def apply(self) -> CollectionReport:
         """Delete the files of the plan, except those that are needed again since; see `apply_collection`.
 
+        After an error it may be called again.
+
         Returns
         -------
         CollectionReport
             `deleted`, the paths of the deleted files; `deleted_count` and `deleted_bytes`, their number and size; and
             `spared`, the files of the plan that are needed again.
+
+        Raises
+        ------
+        InvalidInputError
+            If it was applied before: what it would report was deleted then.
         """
+        if self._was_applied:
+            raise InvalidInputError("the collection was applied; plan another with store.collect()")
         store = self._store
-        return recorded_collection(store.storage, self.plan, clock_ms=store.clock_ms, new_id=store.new_id)
+        report = recorded_collection(store.storage, self.plan, clock_ms=store.clock_ms, new_id=store.new_id)
+        self._was_applied = True
+        return report
 
 
 class Compaction:

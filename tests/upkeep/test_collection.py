@@ -218,6 +218,20 @@ def test_a_plan_that_is_applied_twice_does_no_harm(filled):
     assert len(filled.files("gc/")) == 1
 
 
+def test_a_collection_that_was_applied_is_refused_and_one_that_failed_is_not(filled):
+    store, hooked = filled.process()
+    collection = store.collect(NEWEST)
+    hooked.act_before("list", "gc/", lambda: (_ for _ in ()).throw(arrowstate.StorageError("gc/", "it is down")))
+    with pytest.raises(arrowstate.StorageError):
+        collection.apply()
+
+    assert len(collection.apply().deleted) > 0
+
+    with pytest.raises(arrowstate.InvalidInputError, match="was applied; plan another"):
+        collection.apply()
+    assert store.collect(NEWEST).apply().deleted == ()
+
+
 @at_once
 def test_data_goes_before_manifests_and_these_before_log_entries_oldest_first(world, monkeypatch):
     monkeypatch.setattr("arrowstate.files.writing.INLINE_BYTES", 100)
