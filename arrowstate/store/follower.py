@@ -149,9 +149,12 @@ class Follower:
             If the follower was closed, or is of another process, from which this one was forked.
         """
         self._check_follows()
-        if self._current is None:
+        current = self._current
+        if current is None:
+            # Another thread may have closed it since.
+            self._check_follows()
             raise CheckpointNotFoundError(None, [])
-        return self._current
+        return current
 
     @property
     def failure(self) -> Exception | None:

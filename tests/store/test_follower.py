@@ -306,6 +306,22 @@ def test_a_follower_that_was_killed_keeps_nothing_for_longer_than_its_lease(writ
     until(lambda: collect(store) == [2])
 
 
+def test_one_that_is_closed_while_it_is_asked_says_that_it_was_closed(written, monkeypatch):
+    store, write = written
+    write()
+    follower = store.follow(poll_ms=1)
+    look = follower._check_follows
+
+    def looks_and_is_closed():
+        look()
+        follower.close()
+
+    monkeypatch.setattr(follower, "_check_follows", looks_and_is_closed)
+
+    with pytest.raises(InvalidInputError, match="the follower was closed"):
+        follower.snapshot  # noqa: B018 (what is asked is a property)
+
+
 def test_one_that_is_closed_or_forgotten_ends(written):
     store, write = written
     write()
