@@ -43,6 +43,7 @@ def commit_edit(
     found: CommittedEntry,
     entry: LogEntryDocument,
     *,
+    store_id: str,
     keeps_base: bool,
     properties: Mapping[str, Any],
     started_at_ms: int,
@@ -53,7 +54,8 @@ def commit_edit(
 
     With `keeps_base` the checkpoint that was edited gets a tag; `properties` are those of the fence.
     """
-    log, content = CommitLog(storage, on_loss=refuse_loss, known=found), content_of(found)
+    log = CommitLog(storage, on_loss=refuse_loss, known=found, store_id=store_id)
+    content = content_of(found)
     assert content is not None, "there is a checkpoint to edit"
 
     def check(newest: CommittedEntry | None) -> None:
@@ -69,7 +71,14 @@ def commit_edit(
         with commit:
             in_parallel(storage, lambda path: _copy(overlay.own, storage, path), written, name="uploads", writes=True)
             committer = Committer(
-                storage, clock_ms=clock_ms, new_id=new_id, properties=properties, known=found, once=True, check=check
+                storage,
+                clock_ms=clock_ms,
+                new_id=new_id,
+                properties=properties,
+                known=found,
+                once=True,
+                check=check,
+                store_id=store_id,
             )
             if keeps_base:
                 # Those that the new checkpoint has too are looked for when it is committed.

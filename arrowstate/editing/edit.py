@@ -152,7 +152,7 @@ class Edit(Generic[S]):
         self._clock_ms = clock_ms
         self._new_id = new_id
         self._snapshot_of = snapshot
-        self._log = CommitLog(storage)
+        self._log = CommitLog(storage, store_id=store_id)
         self._held = ExitStack()
         self._done: list[_Done] = []
         self._was_read = False
@@ -641,6 +641,8 @@ class Edit(Generic[S]):
             statement is refused when it is done again.
         CollectedError, StorageError, StorageFullError
             If a collection came in between, or the storage failed; nothing was committed.
+        StoreNotFoundError
+            If the store was deleted, or another one was made at its place; nothing was committed.
         CommitUnknownError
             If it is unknown whether it was committed.
         """
@@ -787,6 +789,7 @@ class Edit(Generic[S]):
             self._begun.base,
             self._begun.newest,
             entry,
+            store_id=self._store_id,
             keeps_base=not purged,
             properties=said,
             started_at_ms=self._started_at_ms,

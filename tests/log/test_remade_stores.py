@@ -104,6 +104,25 @@ def test_the_writer_of_a_store_that_was_deleted_is_fenced_after_a_collection_of_
     assert names(new) == ["new"]
 
 
+@pytest.mark.parametrize("checkpoints", [1, 2, 3])
+def test_an_edit_of_a_store_that_was_deleted_is_refused(place: str, checkpoints: int) -> None:
+    old, _ = made(place, "old", 2)
+    with old.edit() as edit:
+        edit.update("op.name", set={"name": "'edited'"})
+        delete(place)
+        new, _ = made(place, "new", checkpoints)
+        before = set(new.storage.list(""))
+
+        with pytest.raises(StoreNotFoundError, match="deleted, and store"):
+            edit.commit()
+
+    with pytest.raises(StoreNotFoundError, match="deleted, and store"):
+        old.edit()
+    assert set(new.storage.list("")) == before
+    assert names(new) == ["new"]
+    assert new.verify().problems == []
+
+
 def test_a_writer_whose_store_was_deleted_makes_no_log(place: str) -> None:
     store, writer = made(place, "old")
     delete(place)
