@@ -100,7 +100,8 @@ class Commit:
         """
         path = path_of(document.number)
         if references is not None:
-            said = _look_before(log, document) if said is None else said
+            if said is None:
+                said = boundaries(self._storage) if log.store_id is None else _look_before(log, document)
             if document.number < highest_boundary(said):
                 # The entry that had the number is collected. If this one were put now, it would be in doubt.
                 _logger.debug("%s: %s was another writer's", self._storage.url, path)
@@ -163,14 +164,13 @@ def _repeated(storage: Storage, log: CommitLog, doubtful: CommittedEntry, again:
 
 
 def _look_before(log: CommitLog, document: LogEntryDocument) -> list[Boundary]:
-    """Return what the names in `gc/` say; a log that knows the id of its store is looked at whether it is the same.
+    """Return what the names in `gc/` say, of a store that is the one whose id the log knows.
 
     That is one more request, for the entry before, beside the listing where requests overlap. Between the look and the
     put a store may still be deleted and made again, with as many entries.
     """
     storage, parent = log.storage, document.parent
-    if log.store_id is None or parent is None:
-        return boundaries(storage)
+    assert parent is not None, "what refers to files comes after a fence"
     acts: list[Callable[[], Any]] = [lambda: log.checksum_of(parent.number), lambda: boundaries(storage)]
     found, said = in_parallel(storage, lambda act: act(), acts, name="commit", small=True)
     if found != parent.xxh3_128:

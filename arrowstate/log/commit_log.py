@@ -36,7 +36,6 @@ from arrowstate.log.entries import (
     lost_entry,
     newest_id,
     open_store_document,
-    read_store_document,
 )
 from arrowstate.log.lookup import last_up_to
 from arrowstate.log.pins import Pin, read_pins
@@ -257,7 +256,10 @@ class CommitLog:
         """Refuse a store that was deleted, or another one that was made at its place."""
         if self.store_id is None:
             return
-        data = read_store_document(self._storage)
+        try:
+            data = self._storage.read(STORE_PATH)
+        except MissingFileError:
+            raise StoreNotFoundError(self._storage.url) from None
         if data == self._identity:
             return
         found = decode(data, StoreDocument, path=STORE_PATH).store_id

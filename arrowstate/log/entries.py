@@ -47,7 +47,6 @@ __all__ = [
     "open_store_document",
     "path_of",
     "put_store_document",
-    "read_store_document",
 ]
 
 
@@ -83,15 +82,11 @@ def put_store_document(storage: Storage, store_id: str, created_at_ms: int) -> N
 
 def open_store_document(storage: Storage) -> StoreDocument:
     """Return the identity of a store."""
-    return decode(read_store_document(storage), StoreDocument, path=STORE_PATH)
-
-
-def read_store_document(storage: Storage) -> bytes:
-    """Return the bytes of the document with the identity of a store."""
     try:
-        return storage.read(STORE_PATH)
+        data = storage.read(STORE_PATH)
     except MissingFileError:
         raise StoreNotFoundError(storage.url) from None
+    return decode(data, StoreDocument, path=STORE_PATH)
 
 
 class CommittedEntry(Struct, frozen=True):
