@@ -20,6 +20,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.log.leases import held_while_read
 from arrowstate.query.catalog import quoted, sql_names
 from arrowstate.query.duckdb.preparing import expressions
+from arrowstate.query.row_text import with_durations
 from arrowstate.query.state import StateReader
 from arrowstate.shown import bytes_text
 from arrowstate.store import Snapshot
@@ -91,11 +92,19 @@ def _selected(
     snapshot: Snapshot, table: str, schema: pa.Schema, options: argparse.Namespace, tables: Mapping[str, pa.Table]
 ) -> pa.RecordBatchReader:
     """Return the rows of a table for which a condition is true, as SQL finds them, in the types of a schema."""
-    columns = ", ".join(map(quoted, schema.names))
+    # DuckDB hands on an interval of more than 292 years as another one, but not the number of its microseconds.
+    spans = {field.name for field in schema if pa.types.is_duration(field.type) and field.type.unit != "ns"}
+    columns = ", ".join(f"epoch_us({quoted(name)})" if name in spans else quoted(name) for name in schema.names)
     (condition,) = expressions({"--where": options.where})
     query = f"select {columns} from {table} where ({condition})"  # noqa: S608 (names are quoted, the condition parsed)
     try:
         found = snapshot.sql(query, tables=tables, expired=options.expired).to_arrow_reader(_BATCH_ROWS)
     except duckdb.Error as error:
         raise InvalidInputError(f"--where {options.where}: {error}") from error
-    return pa.RecordBatchReader.from_batches(schema, (batch.cast(schema) for batch in found))
+    found = with_durations(found)
+    between = [
+        pa.field(name, pa.duration("us") if name in spans else kind)
+        for name, kind in zip(schema.names, found.schema.types, strict=True)
+    ]
+    batches = (pa.RecordBatch.from_arrays(batch.columns, schema.names) for batch in found)
+    return pa.RecordBatchReader.from_batches(schema, (batch.cast(pa.schema(between)).cast(schema) for batch in batches))

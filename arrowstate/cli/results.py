@@ -18,7 +18,7 @@ import pyarrow as pa
 from arrowstate.cli.formats import Format, refuse_pipe
 from arrowstate.clock import new_id
 from arrowstate.errors import InvalidInputError
-from arrowstate.query.row_text import csv_cell, rows_of, write_csv
+from arrowstate.query.row_text import csv_cell, rows_of, with_durations, write_csv
 from arrowstate.shown import shown
 
 _GROUP_ROWS = 122_880
@@ -71,6 +71,9 @@ def write_binary(batches: pa.RecordBatchReader, format: Format, file: IO[bytes])
         with as_text(file) as text:
             write_text(pa.RecordBatchReader.from_batches(batches.schema, counted), format, text)
         return counted.rows
+    if format == "parquet":
+        # Parquet has no type for the intervals of SQL.
+        batches = with_durations(batches)
     rows = 0
     with _binary_writer(format, file, batches.schema) as writer:
         for table in _groups(batches):

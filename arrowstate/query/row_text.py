@@ -1,10 +1,12 @@
 """Rows as Python's values, and as CSV: for the command line and the page.
 
-In CSV a null is an empty cell and an empty text is `""`.
+In CSV a null is an empty cell and an empty text is `""`. SQL gives durations back as intervals of months, days and
+nanoseconds: one without months is a duration again, of days with 24 hours.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arrowstate.errors import InvalidInputError
 from arrowstate.query.duckdb.sql_types import recast
 from arrowstate.shown import shown
 
@@ -21,6 +24,10 @@ _Convert = Callable[[pa.Array], pa.Array]
 
 _SPAN = re.compile(r"(?:(-?[0-9]+) days?, )?([0-9]+):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,9}))?")
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_INTERVAL = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")])
+_DAY_US = 86_400_000_000
+_MOST_DAYS = 106_000_000
+"""What a duration in microseconds holds, with room for the time of day."""
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
@@ -30,7 +37,10 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
 
 
 def values_of(column: pa.Array) -> list[Any]:
-    """Return Python's values; times that Python has no type for are text, durations with nanoseconds numbers."""
+    """Return Python's values; times that Python has no type for are text, durations with nanoseconds numbers.
+
+    Intervals are the text of their duration, and with months what DuckDB writes.
+    """
     _, convert = recast(column.type, _without_nanoseconds)
     try:
         return (column if convert is None else convert(column)).to_pylist()
@@ -47,7 +57,71 @@ def _without_nanoseconds(kind: pa.DataType, is_map_key: bool) -> tuple[pa.DataTy
         return pa.int64(), lambda array: pc.cast(array, pa.int64())
     if (pa.types.is_timestamp(kind) or pa.types.is_time(kind)) and kind.unit == "ns":
         return pa.string(), lambda array: pc.cast(array, pa.string())
+    if pa.types.is_interval(kind):
+        return pa.string(), lambda array: pa.array(map(_interval_text, array.to_pylist()), pa.string())
     return None
+
+
+def _interval_text(value: pa.MonthDayNano | None) -> str | None:
+    if value is None:
+        return None
+    microseconds = value.nanoseconds // 1000
+    if value.months == 0:
+        try:
+            return str(datetime.timedelta(days=value.days, microseconds=microseconds))
+        except OverflowError:
+            # It is written as one with months is.
+            pass
+    sign = -1 if value.months < 0 else 1
+    years, months = divmod(abs(value.months), 12)
+    counts = ((sign * years, "year"), (sign * months, "month"), (value.days, "day"))
+    parts = [f"{count} {unit}{'' if abs(count) == 1 else 's'}" for count, unit in counts if count]
+    if microseconds or not parts:
+        seconds, fraction = divmod(abs(microseconds), 1_000_000)
+        time = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        parts.append(f"{'-' if microseconds < 0 else ''}{time}" + (f".{fraction:06}".rstrip("0") if fraction else ""))
+    return " ".join(parts)
+
+
+def with_durations(batches: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """Return the rows of a query with a duration in microseconds for each interval, at any depth.
+
+    A batch with an interval that has months raises InvalidInputError: a month has no length.
+    """
+    forms = [recast(field.type, _as_duration) for field in batches.schema]
+    if all(convert is None for _, convert in forms):
+        return batches
+    schema = pa.schema([field.with_type(kind) for field, (kind, _) in zip(batches.schema, forms, strict=True)])
+
+    def converted(batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [
+            column if convert is None else convert(column)
+            for column, (_, convert) in zip(batch.columns, forms, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, map(converted, batches))
+
+
+def _as_duration(kind: pa.DataType, is_map_key: bool) -> tuple[pa.DataType, _Convert] | None:
+    del is_map_key
+    return (pa.duration("us"), _durations) if pa.types.is_interval(kind) else None
+
+
+def _durations(array: pa.Array) -> pa.Array:
+    if array.null_count == len(array):
+        return pa.nulls(len(array), pa.duration("us"))
+    given = np.frombuffer(array.buffers()[1], _INTERVAL, len(array), array.offset * _INTERVAL.itemsize)
+    is_null = array.is_null().to_numpy(zero_copy_only=False)
+    has_none = (given["months"] != 0) | (np.abs(given["days"].astype(np.int64)) > _MOST_DAYS)
+    wrong = np.flatnonzero(has_none & ~is_null)
+    if len(wrong):
+        raise InvalidInputError(
+            "an interval must have no months and at most 106000000 days to be written as a duration, got "
+            f"{_interval_text(array[int(wrong[0])].as_py())!r}; make it text in the query: cast(... as varchar)"
+        )
+    numbers = given["days"].astype(np.int64) * _DAY_US + given["nanoseconds"] // 1000
+    return pa.array(numbers, pa.int64(), mask=is_null).cast(pa.duration("us"))
 
 
 def _without_times(kind: pa.DataType, is_map_key: bool) -> tuple[pa.DataType, _Convert] | None:

@@ -17,7 +17,7 @@ from arrowstate.query.catalog import SqlName, quoted, sql_names
 from arrowstate.query.duckdb.about import ABOUT_TABLES
 from arrowstate.query.duckdb.history import HISTORY_TABLES
 from arrowstate.query.reader import SnapshotReader
-from arrowstate.query.row_text import rows_of, write_csv
+from arrowstate.query.row_text import rows_of, with_durations, write_csv
 from arrowstate.query.state import StateReader
 from arrowstate.storage.local import LocalStorage
 from arrowstate.storage.objects import ObjectStorage
@@ -173,8 +173,10 @@ def _within(slices: Iterator[pa.RecordBatch], file: IO[bytes], most: int) -> Ite
 
 
 def _write_parquet(file: IO[bytes], schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-    with pq.ParquetWriter(file, schema) as writer:
-        for batch in batches:
+    # Parquet has no type for the intervals of SQL.
+    reader = with_durations(pa.RecordBatchReader.from_batches(schema, batches))
+    with pq.ParquetWriter(file, reader.schema) as writer:
+        for batch in reader:
             writer.write_batch(batch)
 
 

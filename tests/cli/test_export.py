@@ -61,6 +61,22 @@ def test_a_file_has_the_rows_of_a_state_in_its_types(store, tmp_path, capsys, fo
     }
 
 
+def test_a_condition_keeps_durations_of_any_length(tmp_path, capsys):
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("user", pa.string())]), max_parallelism=8)
+    spans = pa.array([10**12, -(10**12)], pa.duration("s"))
+    backend.state(arrowstate.ValueStateDescriptor("span", spans.type)).update_batch(["a", "b"], spans)
+    commit(arrowstate.open_store(tmp_path / "store", create=True), {"op": [backend]})
+
+    code, _, err = run(capsys, "export", tmp_path / "store", "op.span", "--where", "true", "-o", tmp_path / "x.parquet")
+
+    assert (code, err) == (0, "")
+    assert (
+        pq.read_table(tmp_path / "x.parquet", columns=["user", "span"])
+        .sort_by("user")["span"]
+        .equals(pa.chunked_array([spans]))
+    )
+
+
 @pytest.mark.parametrize("options", [[], ["--format", "csv"]])
 def test_no_file_is_made_for_the_sign_of_the_pipe(store, tmp_path, capsys, monkeypatch, options):
     monkeypatch.chdir(tmp_path)

@@ -1,5 +1,6 @@
 """Where queries come from, where their results go, and that Ctrl-C ends them."""
 
+import datetime
 import io
 import json
 import os
@@ -36,6 +37,12 @@ def store(tmp_path_factory):
     return str(folder)
 
 
+def run_json(capsys, *arguments):
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
 def process(*arguments, **options):
     command = [sys.executable, "-m", "arrowstate", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, timeout=60, **options)
@@ -70,6 +77,84 @@ def test_what_does_not_fit_together_is_said(store, capsys, arguments, message):
 
     assert (code, out) == (1, "")
     assert message in err
+
+
+@pytest.fixture(scope="module")
+def spans(tmp_path_factory):
+    """A store whose key is a duration, with durations of other units in its values."""
+    folder = tmp_path_factory.mktemp("spans") / "store"
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("took", pa.duration("us"))]), max_parallelism=8)
+    keys = pa.array([270_183_003_000, 0, -1], pa.duration("us"))
+    parts = pa.struct([("s", pa.duration("s")), ("all", pa.list_(pa.duration("ms"))), ("ns", pa.duration("ns"))])
+    values = [
+        {"s": -90, "all": [1, None], "ns": 1},
+        {"s": 86_400, "all": [], "ns": None},
+        {"s": None, "all": None, "ns": -1},
+    ]
+    backend.state(arrowstate.ValueStateDescriptor("v", parts)).update_batch(keys, pa.array(values, parts))
+    commit(arrowstate.open_store(folder, create=True), {"op": [backend]})
+    return str(folder)
+
+
+def test_durations_are_printed_by_sql_as_by_lookup_which_takes_them(spans, capsys):
+    listed = run_json(capsys, "sql", spans, "select * exclude (_key_group) from op.v order by took")
+    csv = run(capsys, "sql", spans, "select took from op.v order by took", "--csv")[1]
+    found = [run_json(capsys, "lookup", spans, "op.v", row["took"]) for row in listed]
+
+    assert found == [[row] for row in listed]
+    assert [row["took"] for row in listed] == ["-1 day, 23:59:59.999999", "0:00:00", "3 days, 3:03:03.003000"]
+    assert listed[2]["s"] == "-1 day, 23:58:30"
+    assert listed[2]["all"] == ["0:00:00.001000", None]
+    assert csv == 'took\n"-1 day, 23:59:59.999999"\n0:00:00\n"3 days, 3:03:03.003000"\n'
+    assert "3 days, 3:03:03.003000" in run(capsys, "sql", spans, "select took from op.v")[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1 month",
+        "-14 months",
+        "1 year 2 days 3 seconds",
+        "1 month -3 days -1.5 seconds",
+        "25 months 100 hours 7 microseconds",
+        "1 month -1 day",
+    ],
+)
+def test_an_interval_with_months_is_printed_as_duckdb_writes_it(spans, capsys, text):
+    (row,) = run_json(capsys, "sql", spans, f"select x, [x] as l, x::varchar as t from (select interval '{text}' as x)")
+
+    assert row["x"] == row["t"]
+    assert row["l"] == [row["t"]]
+
+
+def test_intervals_are_durations_in_parquet_where_they_have_no_months(spans, tmp_path, capsys):
+    query = "select v.*, interval '1 day 1 second' as more from op.v order by took"
+
+    assert run(capsys, "sql", spans, query, "-o", tmp_path / "x.parquet")[0] == 0
+    refused = run(capsys, "sql", spans, "select interval '1 month' as x", "-o", tmp_path / "y.parquet")
+
+    found = pq.read_table(tmp_path / "x.parquet")
+    assert found["took"].cast(pa.int64()).to_pylist() == [-1, 0, 270_183_003_000]
+    assert found["s"].cast(pa.int64()).to_pylist() == [None, 86_400_000_000, -90_000_000]
+    assert found["all"].to_pylist()[2] == [datetime.timedelta(milliseconds=1), None]
+    assert found["more"].to_pylist() == [datetime.timedelta(days=1, seconds=1)] * 3
+    assert refused[0] == 1
+    assert "must have no months" in refused[2]
+    assert "got '1 month'; make it text in the query" in refused[2]
+    assert not (tmp_path / "y.parquet").exists()
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_an_export_with_a_condition_has_durations_in_their_types(spans, tmp_path, capsys, format):
+    path = tmp_path / f"v.{format}"
+    table = arrowstate.open_store(spans).latest().to_arrow("op.v").sort_by("took")
+
+    code, _, err = run(capsys, "export", spans, "op.v", "--where", "took is not null", "-o", path)
+
+    assert (code, err) == (0, "")
+    found = (pq.read_table(path) if format == "parquet" else pa.ipc.open_file(path).read_all()).sort_by("took")
+    assert found.schema.types == table.schema.types
+    assert found.to_pylist() == table.to_pylist()
 
 
 def test_a_file_has_room_for_one_result(store, tmp_path, capsys):

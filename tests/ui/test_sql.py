@@ -1,5 +1,6 @@
 """SQL of a reader: what it may, and that it reaches nothing but the states."""
 
+import datetime
 import io
 import os
 import re
@@ -145,6 +146,15 @@ def test_a_result_is_downloaded_as_csv_and_parquet(visit, clicks):
     assert text.text == "user,clicks\n" + "".join(f"{user},{number}\n" for user, number in rows)
     assert text.headers["content-disposition"] == 'attachment; filename="result.csv"'
     assert [tuple(row.values()) for row in pq.read_table(io.BytesIO(file.content)).to_pylist()] == rows
+
+
+def test_an_interval_is_shown_and_downloaded_as_a_duration(visit):
+    query = "select interval '3 days 1 second' as took"
+
+    table = pq.read_table(io.BytesIO(run(visit, query, ".parquet").content))
+
+    assert run(visit, query, ".csv").text == 'took\n"3 days, 0:00:01"\n'
+    assert table.to_pylist() == [{"took": datetime.timedelta(days=3, seconds=1)}]
 
 
 def test_a_download_of_too_many_rows_says_what_to_do(clicks, limits):
