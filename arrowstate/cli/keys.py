@@ -13,7 +13,7 @@ from arrowstate.cli.listing import open_checkpoint
 from arrowstate.cli.output import print_json, print_table
 from arrowstate.errors import InvalidInputError
 from arrowstate.query.catalog import resolve
-from arrowstate.query.row_text import parsed, rows_of
+from arrowstate.query.row_text import of_json, parsed, rows_of
 from arrowstate.query.state import StateReader
 from arrowstate.schema.types import CONVERSION_ERRORS, is_bytes, python_array
 from arrowstate.shown import shown
@@ -47,7 +47,7 @@ def _keys(snapshot: Snapshot, options: argparse.Namespace) -> pa.RecordBatch:
 
 
 def keys_of(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    """Return keys that were given as texts, bytes by their digits, or as JSON where a key has several columns."""
+    """Return keys that were given as texts, bytes by their digits; as JSON if nested or of several columns."""
     rows = [_key(text, schema) for text in texts]
     columns = [_column([row[field.name] for row in rows], field) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -56,6 +56,8 @@ def keys_of(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
 def _column(values: Sequence[Any], field: pa.Field) -> pa.Array:
     if is_bytes(field.type):
         return _of_digits(values, field)
+    if pa.types.is_nested(field.type):
+        return _of_json(values, field)
     try:
         return python_array(values, field.type)
     except (*CONVERSION_ERRORS, ArithmeticError):
@@ -73,6 +75,25 @@ def _of_digits(values: Sequence[Any], field: pa.Field) -> pa.Array:
         ) from error
 
 
+def _of_json(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    try:
+        return python_array([of_json(value, field.type) for value in values], field.type)
+    except (*CONVERSION_ERRORS, ArithmeticError, ValueError, TypeError, AttributeError) as error:
+        raise _no_nested_key(field, ", ".join(json.dumps(value, ensure_ascii=False) for value in values)) from error
+
+
+def _no_nested_key(field: pa.Field, given: str) -> InvalidInputError:
+    example = json.dumps(_example(field.type))
+    return InvalidInputError(f"the key column {field.name} is {field.type}; give it as JSON, {example}, got {given}")
+
+
+def _example(kind: pa.DataType) -> Any:
+    """Return what JSON of a type looks like."""
+    if pa.types.is_struct(kind):
+        return {field.name: _example(field.type) for field in kind}
+    return [_example(kind.value_type)] if pa.types.is_nested(kind) else "..."
+
+
 def _cast(values: Sequence[Any], field: pa.Field) -> pa.Array:
     texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
     try:
@@ -82,14 +103,27 @@ def _cast(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def _key(text: str, schema: pa.Schema) -> dict[str, Any]:
-    """Return the columns of a key: the text itself where there is one column, else those of a JSON object."""
+    """Return the columns of a key: the text where there is one column, its JSON if nested, else a JSON object's."""
     if len(schema) == 1:
-        return {schema.names[0]: text}
+        field = schema.field(0)
+        return {field.name: _nested(text, field) if pa.types.is_nested(field.type) else text}
     try:
         given = json.loads(text)
     except json.JSONDecodeError:
         given = None
     if not isinstance(given, dict) or set(given) != set(schema.names):
-        example = json.dumps(dict.fromkeys(schema.names, "..."))
+        example = json.dumps({field.name: _example(field.type) for field in schema})
         raise InvalidInputError(f"the key has the columns {', '.join(schema.names)}; give it as {example}, got {text}")
+    return given
+
+
+def _nested(text: str, field: pa.Field) -> Any:
+    """Return the JSON of a column; an object may have the column's name around it, as `lookup` prints a row."""
+    try:
+        given = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        raise _no_nested_key(field, text) from None
+    is_around = isinstance(given, dict) and set(given) == {field.name}
+    if is_around and not (pa.types.is_struct(field.type) and [part.name for part in field.type] == [field.name]):
+        return given[field.name]
     return given

@@ -265,7 +265,7 @@ def _add_comparing(commands: Commands) -> None:
             "keys",
             metavar="KEY",
             nargs="+",
-            help="as text, bytes as hexadecimal digits, or JSON for a key of several columns",
+            help="as text, bytes as hexadecimal digits, or JSON for a key of several columns, a struct or a list",
         )
         if name == "lookup":
             asked.add_argument("--expired", action="store_true", help=_EXPIRED)

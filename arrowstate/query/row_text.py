@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.query.duckdb.sql_types import recast
+from arrowstate.schema.types import is_bytes, is_text
 from arrowstate.shown import shown
 
 _Convert = Callable[[pa.Array], pa.Array]
@@ -154,6 +155,27 @@ def parsed(texts: Sequence[str], kind: pa.DataType) -> pa.Array:
         # Arrow reads a time of day as a part of a timestamp only.
         given = pc.binary_join_element_wise("1970-01-01T", given, "").cast(pa.timestamp(kind.unit))
     return given.cast(kind)
+
+
+def of_json(given: Any, kind: pa.DataType) -> Any:
+    """Return Python's value of a type, of what JSON holds as `values_of` and `shown` write it; not of a map.
+
+    What does not fit raises ValueError, TypeError, AttributeError, ArithmeticError or an exception of Arrow, or is
+    returned as it is.
+    """
+    if given is None:
+        return None
+    if pa.types.is_struct(kind):
+        if set(given) != {field.name for field in kind}:
+            raise ValueError(given)
+        return {field.name: of_json(given[field.name], field.type) for field in kind}
+    if pa.types.is_nested(kind):
+        if not isinstance(given, list):
+            raise TypeError(given)
+        return [of_json(item, kind.value_type) for item in given]
+    if not isinstance(given, str) or is_text(kind):
+        return given
+    return bytes.fromhex(given) if is_bytes(kind) else parsed([given], kind)[0].as_py()
 
 
 def _span(text: str, per_second: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.query.row_text import parsed
+from arrowstate.query.row_text import of_json, parsed
 from arrowstate.schema.types import is_bytes, is_text, python_array
 from arrowstate.shown import shown
 from arrowstate.ui.shown import Cut
@@ -53,21 +53,8 @@ def _column(texts: Sequence[str], field: pa.Field) -> pa.Array:
         if is_bytes(kind):
             return pa.array([bytes.fromhex(text) for text in texts], kind)
         if pa.types.is_nested(kind):
-            return python_array([_value(json.loads(text), kind) for text in texts], kind)
+            return python_array([of_json(json.loads(text), kind) for text in texts], kind)
         return parsed(texts, kind)
     except (pa.ArrowException, ArithmeticError, ValueError, TypeError, AttributeError, RecursionError) as error:
         given = texts[0][:100] if len(texts) == 1 else error
         raise InvalidInputError(f"the key column {field.name} is {kind}, got {given!r}") from error
-
-
-def _value(given: Any, kind: pa.DataType) -> Any:
-    """Return a value of a nested type of what `text_of` wrote as JSON."""
-    if given is None:
-        return None
-    if pa.types.is_struct(kind):
-        return {field.name: _value(given.get(field.name), field.type) for field in kind}
-    if pa.types.is_nested(kind):
-        return [_value(item, kind.value_type) for item in given]
-    if isinstance(given, str) and not is_text(kind):
-        return _column([given], pa.field("", kind))[0].as_py()
-    return given

@@ -1,4 +1,5 @@
 import csv
+import datetime
 import io
 import json
 import os
@@ -551,6 +552,41 @@ def test_lookup_takes_bytes_as_it_shows_them(tmp_path, capsys, kind):
     assert found == [{"id": "00ff", "v": 1}, {"id": "6162", "v": 2}]
     assert of_pair == [{"n": 7, "id": "00ff", "v": 3}]
     assert (code, "hexadecimal digits, such as 00ff, got nix" in err) == (1, True)
+
+
+POINT = pa.struct([("x", pa.int32()), ("at", pa.date32()), ("id", pa.binary())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text", "example"),
+    [
+        (
+            POINT,
+            {"x": 1, "at": datetime.date(2026, 3, 1), "id": b"\xff"},
+            '{"x": 1, "at": "2026-03-01", "id": "ff"}',
+            '{"x": "...", "at": "...", "id": "..."}',
+        ),
+        (pa.list_(pa.string()), ["a", "b"], '["a", "b"]', '["..."]'),
+        (pa.list_(pa.struct([("key", pa.int8())])), [{"key": 3}], '[{"key": 3}]', '[{"key": "..."}]'),
+        (pa.struct([("key", pa.int8())]), {"key": 3}, '{"key": 3}', '{"key": "..."}'),
+    ],
+)
+def test_a_key_of_one_struct_or_list_is_given_as_json(tmp_path, capsys, kind, value, text, example):
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("key", kind)]), max_parallelism=4)
+    backend.state(arrowstate.ValueStateDescriptor("v", pa.int64())).update_batch(pa.array([value], kind), [7])
+    store = arrowstate.open_store(tmp_path, create=True)
+    commit(store, {"op": [backend]})
+    place, row = str(tmp_path), {"key": json.loads(text), "v": 7}
+
+    assert run_json(capsys, "lookup", place, "op.v", text) == [row]
+    if text != '{"key": 3}':
+        assert run_json(capsys, "lookup", place, "op.v", f'{{"key": {text}}}') == [row]
+    assert [item["v"] for item in run_json(capsys, "history", place, "op.v", text)] == [7]
+    for wrong in ("nix", '{"z": 1}', "5", '["a", 5]'):
+        code, _, err = run(capsys, "lookup", place, "op.v", wrong)
+        assert (code, f"give it as JSON, {example}, got {wrong}" in err) == (1, True)
+    assert run(capsys, "edit", place, "--delete-key", "op", text, "--apply")[0] == 0
+    assert store.latest().to_arrow("op.v").num_rows == 0
 
 
 def test_lookup_takes_times_and_durations_as_it_shows_them(tmp_path, capsys):
