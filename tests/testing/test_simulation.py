@@ -71,7 +71,7 @@ def test_seeds_that_found_a_mistake_once_find_none_any_more(seed):
 
 
 # Of seed 126 the checkpoint before cannot be read any more, of 178 the files of the one in doubt are spared.
-@pytest.mark.parametrize("seed", [0, 126, 178])
+@pytest.mark.parametrize("seed", [7, 126, 178])
 def test_commits_of_those_who_do_not_go_on_are_taken_back_where_they_are_in_doubt(seed, monkeypatch):
     """Many who commit once, beside collections that give them no time."""
     draw, takes_back, taken = Profile.draw, Oracle._takes_back, []
@@ -86,7 +86,7 @@ def test_commits_of_those_who_do_not_go_on_are_taken_back_where_they_are_in_doub
     monkeypatch.setattr(Oracle, "_takes_back", lambda *of: taken.append(takes_back(*of)) or taken[-1])
 
     assert simulate(seed).violation is None
-    assert any(taken) or seed
+    assert any(taken) or seed != 7
 
 
 @pytest.mark.parametrize("control", CONTROLS)
@@ -103,7 +103,7 @@ def test_the_loss_is_noticed_if_a_collection_does_not_read_the_roots_again(monke
 def test_the_loss_is_noticed_if_a_lease_holds_its_own_checkpoint_alone(monkeypatch):
     monkeypatch.setattr(LeaseDocument, "holds_later", False)
 
-    assert violated("which a live root refers to", first=360) is not None
+    assert violated("which a live root refers to", first=1133) is not None
 
 
 def test_a_writer_that_goes_on_after_it_was_fenced_is_noticed(monkeypatch):
