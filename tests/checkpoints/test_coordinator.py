@@ -258,7 +258,8 @@ def test_what_is_cancelled_begins_no_further_file(store, gate):
         pending.cancel()
         gate.open.set()
 
-    assert gate.writes == 1
+    # The two runs of a subtask are begun side by side, those of the next subtask not at all.
+    assert 1 <= gate.writes <= 2
     assert data_files(store) == set()
 
 
