@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice, pairwise
-from operator import call
+from itertools import pairwise
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -291,12 +290,12 @@ def write_subtask(
     changed_runs: list[tuple[Run, RunDocument, int]] = []
     bytes_written = 0
     try:
-        writes: list[Callable[[], _WrittenRun]] = []
         for state in frozen.states:
+            folder = f"data/{uid}/{state.document.name}"
             make = partial(
                 RunWriter,
                 storage,
-                f"data/{uid}/{state.document.name}",
+                folder,
                 frozen.max_parallelism,
                 format,
                 new_id,
@@ -305,15 +304,16 @@ def write_subtask(
                 paths=paths,
                 cancelled=cancelled,
             )
-            store = None if is_full else store_key(storage, store_id)
-            writes += [partial(_write_run, make, state, store, run) for run in state.table.runs]
-        # A disk is waited for once for each file, so the runs of all states are written side by side.
-        written = iter(in_parallel(storage, call, writes, name="uploads", writes=True))
-        for state in frozen.states:
-            own = list(islice(written, len(state.table.runs)))
-            changed_runs += [item.changed for item in own if item.changed is not None]
-            states.append(StateRunsDocument(name=state.document.name, runs=[item.document for item in own]))
-            bytes_written += sum(item.bytes_written for item in own)
+            written = in_parallel(
+                storage,
+                partial(_write_run, make, state, None if is_full else store_key(storage, store_id)),
+                state.table.runs,
+                name="uploads",
+                writes=True,
+            )
+            changed_runs += [item.changed for item in written if item.changed is not None]
+            states.append(StateRunsDocument(name=state.document.name, runs=[item.document for item in written]))
+            bytes_written += sum(item.bytes_written for item in written)
         key_groups = (frozen.key_groups.start, frozen.key_groups.end)
         handle = write_manifest(
             storage,
