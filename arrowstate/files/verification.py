@@ -33,7 +33,7 @@ from arrowstate.log.boundary import BOUNDARY_FOLDER, Boundary, boundaries, highe
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import HINT_PATH, CommittedEntry, hinted_number
-from arrowstate.log.pins import LEASE_FOLDER, TAG_FOLDER, is_pin, read_pins
+from arrowstate.log.pins import LEASE_FOLDER, TAG_FOLDER, is_pin, is_withdrawn, read_pins
 from arrowstate.schema.layout import StateLayout
 from arrowstate.schema.versions import RunSchemas
 from arrowstate.storage.base import Storage
@@ -167,7 +167,7 @@ def _verify_log(storage: Storage, log: CommitLog) -> tuple[LogCheck, int]:
             entry = entries.get(pin.entry.number) or log.get(pin.entry.number)
             if entry is not None and entry.as_parent == pin.entry:
                 held.add(pin.entry.number)
-            elif pin.tag is not None:
+            elif pin.tag is not None and not is_withdrawn(storage, pin):
                 check.beside.append(f"{pin.path}: {pin.holder} holds checkpoint {pin.checkpoint_id}, which is gone")
     check.checkpoints = [
         entry

@@ -36,6 +36,7 @@ from arrowstate.log.boundary import (
 )
 from arrowstate.storage.base import Outcome, Storage
 from arrowstate.storage.parallel import in_parallel
+from arrowstate.storage.retries import Retries, RetryBudget, RetryClock
 from arrowstate_formats.document_base import HOLDS_LATER
 from arrowstate_formats.documents import LeaseDocument, ParentDocument, TagDocument, decode, encode
 from arrowstate_formats.names import check_new_tag_name, check_tag_name
@@ -45,6 +46,8 @@ TAG_FOLDER = "tags/"
 LEASE_FOLDER = "leases/"
 _OF_RETENTION = "retention-"
 """How the ids of leases begin by which a retention keeps single checkpoints."""
+_WITHDRAWAL = RetryBudget(attempts=8, seconds=2, first_delay_seconds=0.05, longest_delay_seconds=0.5)
+"""How long one who pinned a checkpoint too late has to take the pin away again."""
 _LEASE = re.compile(r"leases/([A-Za-z0-9_-]{1,128})\.json")
 _TAG = re.compile(r"tags/([A-Za-z0-9][A-Za-z0-9_.-]{0,127})\.json")
 
@@ -198,6 +201,15 @@ def confirm_tag(storage: Storage, name: str, entry: ParentDocument) -> bool:
     """Whether a tag that somebody else puts is there, is of an entry and came in time; one that did not is removed."""
     there = read_tag(storage, name)
     return there is not None and there.entry == entry and _confirm(storage, there.path, entry, boundaries(storage))
+
+
+def is_withdrawn(storage: Storage, pin: Pin) -> bool:
+    """Whether a tag or lease on an entry that is not there is taken away, for which its maker gets a moment."""
+    waiting = Retries(_WITHDRAWAL, RetryClock())
+    while (there := _read_pin(storage, pin.path, strict=False)) is not None and there.entry == pin.entry:
+        if not waiting.again():
+            return False
+    return True
 
 
 def delete_tag(storage: Storage, name: str) -> None:

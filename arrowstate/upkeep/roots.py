@@ -17,7 +17,7 @@ from arrowstate.log.entries import (
     lost_entry,
     path_of,
 )
-from arrowstate.log.pins import Pin, read_pins
+from arrowstate.log.pins import Pin, is_withdrawn, read_pins
 from arrowstate.storage.base import Storage
 
 _HELD_ENTRIES = 1000
@@ -126,12 +126,13 @@ def read_roots(
 
 
 def _check_pins(roots: Roots) -> None:
-    """Refuse a pin on an entry that is not there, or is another."""
+    """Refuse a pin on an entry that is not there, or is another, and leave out one that came too late."""
     own = sorted({pin.entry.number for pin in roots.held})
-    pinned = {entry.document.number: entry for entry in roots.entries(own)}
-    for pin in roots.held:
-        entry = pinned.get(pin.entry.number)
-        if entry is None or entry.as_parent != pin.entry:
+    pinned = {entry.document.number: entry.as_parent for entry in roots.entries(own)}
+    for pin in [pin for pin in roots.held if pinned.get(pin.entry.number) != pin.entry]:
+        if is_withdrawn(roots.log.storage, pin):
+            roots.held.remove(pin)
+        else:
             remedy = "remove the tag" if pin.tag is not None else "wait until it ends, or delete its file"
             raise CorruptDataError(
                 pin.path, f"{pin.holder} holds checkpoint {pin.checkpoint_id}, which is not in the log; {remedy}"

@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from arrowstate.upkeep.collection import apply_collection
 from arrowstate.upkeep.collection_plan import plan_collection
 from arrowstate.upkeep.planned import Portions
 from arrowstate_formats import documents
+from arrowstate_formats.documents import TagDocument, encode
 from storages import Crash, Hooked
 from stores import OFFSETS, TOTAL, backend_of, ids, sum_of_totals, totals_from, write
 
@@ -1312,6 +1314,41 @@ def test_a_pin_on_a_checkpoint_that_is_collected_before_it_is_made_is_refused(fi
 
     assert filled.files("tags/", "leases/") == set()
     assert filled.store.collect(NEWEST).plan.deletions == ()
+
+
+@pytest.mark.parametrize("pin", ["tag", "lease"])
+@pytest.mark.parametrize("look", ["collect", "verify"])
+def test_who_meets_a_pin_that_came_too_late_waits_until_it_is_taken_away(filled, pin, look):
+    folder = "tags/" if pin == "tag" else "leases/"
+    store, hooked = filled.process()
+    looking, looked_at = filled.process()
+    pins_read = threading.Event()
+    pool = ThreadPoolExecutor(1)
+    found = []
+
+    def meet():
+        looked_at.act_after("read", folder, pins_read.set)
+        what = looking.verify if look == "verify" else functools.partial(filled.collect, storage=looked_at)
+        found.append(pool.submit(what))
+        assert pins_read.wait(30)
+
+    hooked.act_before("put_if_absent", folder, filled.collect)
+    hooked.act_before("delete", folder, meet)
+    with pool, pytest.raises(arrowstate.CheckpointNotFoundError):
+        store.tag("late", 1) if pin == "tag" else store.lease(1)
+
+    [result] = [done.result() for done in found]
+    assert look == "collect" or result.problems == []
+
+
+def test_a_pin_that_stays_on_a_checkpoint_that_is_gone_ends_a_collection(filled):
+    entry = CommitLog(filled.storage).committed_checkpoint(1)
+    filled.collect()
+    tag = TagDocument(name="t", tag_id="1", checkpoint_id=1, entry=entry.as_parent, created_at_ms=0)
+    filled.storage.put_if_absent("tags/t.json", encode(tag), "1")
+
+    with pytest.raises(arrowstate.CorruptDataError, match="checkpoint 1, which is not in the log; remove the tag"):
+        filled.collect()
 
 
 # Interruptions and damage.
