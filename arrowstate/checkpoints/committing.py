@@ -353,9 +353,8 @@ class Committer:
             return None
         with suppress(CorruptDataError, OSError):
             for path in sorted(ReferenceReader(self._storage).files(checkpoint.operators).keys() & set(gone)):
-                missing = CorruptDataError(path, "the file is missing")
                 is_there = self._storage.exists(path)
-                if not is_there and taken_by_a_collection(self._storage, checkpoint, missing) is None:
+                if not is_there and taken_by_a_collection(self._storage, path, checkpoint) is None:
                     needed = f"checkpoint {checkpoint.checkpoint_id}, the newest, needs it, and no collection took it"
                     return StorageError(
                         path,

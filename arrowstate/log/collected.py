@@ -27,29 +27,35 @@ def advise(error: CorruptDataError) -> None:
 
 
 @contextmanager
-def reading_checkpoint(storage: Storage, entry: LogEntryDocument) -> Iterator[None]:
-    """Raise CollectedError in a block that reads a checkpoint, where a file is missing and is no damage."""
+def reading_checkpoint(storage: Storage, *entries: LogEntryDocument) -> Iterator[None]:
+    """Raise CollectedError in a block that reads checkpoints, where a file is missing and is no damage.
+
+    Of a block within it, which knows only one of the checkpoints, the error may name the wrong one.
+    """
     try:
         yield
-    except CorruptDataError as error:
-        collected = taken_by_a_collection(storage, entry, error)
+    except (CorruptDataError, CollectedError) as error:
+        if isinstance(error, CollectedError) and (error.acknowledged or len(entries) == 1):
+            raise
+        collected = taken_by_a_collection(storage, error.path, *entries)
         if collected is not None:
             raise collected from error
-        if entry.kind != "savepoint":
+        if isinstance(error, CorruptDataError) and any(entry.kind != "savepoint" for entry in entries):
             advise(error)
         raise
 
 
-def taken_by_a_collection(storage: Storage, entry: LogEntryDocument, error: CorruptDataError) -> CollectedError | None:
-    """Return why a file of a checkpoint is missing if a collection took it; None if the error tells of damage."""
-    path = error.path
+def taken_by_a_collection(storage: Storage, path: str, *entries: LogEntryDocument) -> CollectedError | None:
+    """Return why a file of one of some checkpoints is missing if a collection took it; None if it is damage."""
     # A storage that does not answer now tells nothing, and the error stands.
     with suppress(CorruptDataError, OSError):
         if not path.startswith(("data/", "manifests/")) or storage.exists(path):
             return None
-        if not CommitLog(storage).holds(entry):
-            return CollectedError([path], entry.checkpoint_id)
+        log = CommitLog(storage)
+        for entry in entries:
+            if not log.holds(entry):
+                return CollectedError([path], entry.checkpoint_id)
         for statement in read_boundaries(storage).values():
             if path in statement.taken or path in statement.condemned:
-                return CollectedError([path], entry.checkpoint_id, acknowledged=False)
+                return CollectedError([path], entries[-1].checkpoint_id, acknowledged=False)
     return None

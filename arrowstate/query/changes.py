@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 from arrowstate.errors import IncompatibleStateError, OperatorNotFoundError, StateNotFoundError
 from arrowstate.files.reading import subtask_runs
 from arrowstate.files.subtasks import subtasks_of
+from arrowstate.log.collected import reading_checkpoint
 from arrowstate.query.catalog import resolve
 from arrowstate.query.expiry import EXPIRES_COLUMN
 from arrowstate.query.files import Bits, Part, QueriedRun, live_bits_in_file
@@ -62,7 +64,18 @@ class StateChanges:
         self, storage: Storage, state: StateReader, before: LogEntryDocument | None, after: LogEntryDocument
     ) -> None:
         self._state = state
-        sides = [_Stored.of(storage, state, entry) for entry in (before, after)]
+        entries = (after,) if before is None else (before, after)
+        self._reading = partial(reading_checkpoint, storage, *entries)
+        with self._reading():
+            gone, come, sides = self._runs(storage, before, after)
+        self._gone = _Side(state, gone, sides[0].read_as)
+        self._come = _Side(state, come, sides[1].read_as)
+
+    def _runs(
+        self, storage: Storage, before: LogEntryDocument | None, after: LogEntryDocument
+    ) -> tuple[list[QueriedRun], list[QueriedRun], list[_Stored]]:
+        """Return the runs with rows that went and with rows that came, and what is stored in both checkpoints."""
+        sides = [_Stored.of(storage, self._state, entry) for entry in (before, after)]
         gone: list[QueriedRun] = []
         come: list[QueriedRun] = []
         for run in {**sides[0].runs, **sides[1].runs}:
@@ -74,15 +87,16 @@ class StateChanges:
             for target, side, lost in ((gone, sides[0], rows[0] & ~rows[1]), (come, sides[1], rows[1] & ~rows[0])):
                 if lost.any():
                     target.append(_run_of(storage, side.read_as.runs, document, lost))
-        self._gone = _Side(state, gone, sides[0].read_as)
-        self._come = _Side(state, come, sides[1].read_as)
+        return gone, come, sides
 
     def batches(self, columns: Sequence[str], hash_bounds: HashBounds) -> Iterator[pa.RecordBatch]:
         """Yield the changes of the keys whose hash is in a range."""
         read = columns_to_compare(self._state, columns)
-        sides = [side.within(read, hash_bounds) for side in (self._gone, self._come)]
+        with self._reading():
+            sides = [side.within(read, hash_bounds) for side in (self._gone, self._come)]
         for bounds in _steps(hash_bounds, sum(rows.count for rows in sides)):
-            gone, come = (rows.read(bounds) for rows in sides)
+            with self._reading():
+                gone, come = (rows.read(bounds) for rows in sides)
             changes = changed_rows(self._state, gone, come, columns)
             if changes.num_rows:
                 yield changes

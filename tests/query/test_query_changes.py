@@ -9,9 +9,11 @@ import pytest
 
 import arrowstate
 from arrowstate.errors import CheckpointNotFoundError, CheckpointsCollectedError, IncompatibleStateError
+from arrowstate.files.open_files import forget_open_files
 from arrowstate.log import timeline
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.query.changes import StateChanges, change_columns
+from arrowstate.query.kept_reads import forget_checkpoints
 from arrowstate.query.state import StateReader
 from stores import KEY, commit
 
@@ -425,3 +427,31 @@ def test_steps_over_what_was_collected_are_refused_unless_they_are_wanted(log: A
     with pytest.raises(CheckpointNotFoundError, match="no checkpoint 3 .* it has 1, 4"):
         timeline.steps_between(log, 1, 3, gaps=True)
     assert timeline.steps_between(log, 1, None, gaps=True) == [timeline.Step(4, 2, 7)]
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_the_changes_since_a_checkpoint_that_is_collected_meanwhile_name_that_one(
+    tmp_path: Any, is_begun: bool
+) -> None:
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = arrowstate.KeyedStateBackend(key=KEY, max_parallelism=128)
+    state = backend.state(arrowstate.ValueStateDescriptor("state", pa.int64()))
+    keys = pa.array(range(20_000))
+    with store.writer() as writer:
+        for number in range(2):
+            state.update_batch(keys, pa.repeat(number, len(keys)))
+            writer.checkpoint({"op": [backend]})
+    before, after = (snapshot.entry for snapshot in store.checkpoints())
+    assert store.diff(1, 2).to_arrow()["updated"].to_pylist() == [len(keys)]
+
+    def changes() -> StateChanges:
+        return StateChanges(store.storage, StateReader(store.storage, after, "op", "state"), before, after)
+
+    forget_open_files()
+    begun = changes() if is_begun else None
+    store.collect(arrowstate.RetentionPolicy(count=1)).apply()
+    forget_open_files()
+    forget_checkpoints()
+
+    with pytest.raises(arrowstate.CollectedError, match="checkpoint 1 was collected"):
+        (begun or changes()).counts()

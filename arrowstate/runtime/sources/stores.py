@@ -496,8 +496,7 @@ class _ChangesSplit(ChunkedSplit):
         """Yield the changes of a step from a number on; a batch without rows if there is none."""
         source = self._source
         state = source.state_reader(storage)
-        with reading_checkpoint(storage, after):
-            changes = StateChanges(storage, state, None if before is None else self._entry(log, before), after)
+        changes = StateChanges(storage, state, None if before is None else self._entry(log, before), after)
         # Not by the key groups of the state, which may be others at the next step, or where the job starts again: a key
         # stays in its split.
         groups = key_group_range(MAX_PARALLELISM, parallelism=source.splits, subtask=self._number)
