@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -187,7 +188,10 @@ def one_round(stores: Stores, uses: Sequence[str]) -> int:
 
 def forked(call: Callable[[], object]) -> int:
     """Return how a process ended that did nothing else: 0, 1 after an error, or -11 after SIGSEGV."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        # From Python 3.12 on; what the child does with threads is what is tried.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if not child:
         code = 1
         try:
