@@ -103,3 +103,26 @@ def test_what_is_no_namespace_of_a_struct_column_is_refused(given, error):
 
     with pytest.raises(error):
         state.get_batch(["ann"], namespace=given)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda day: arrowstate.ReducingStateDescriptor("s", pa.int64(), reduce="sum", namespace=day),
+        lambda day: arrowstate.AggregatingStateDescriptor("s", pa.int64(), aggregate=arrowstate.TopK(2), namespace=day),
+        lambda day: arrowstate.ListStateDescriptor("s", pa.int64(), namespace=day),
+    ],
+    ids=["reducing", "aggregating", "list"],
+)
+def test_a_namespace_that_is_also_merged_into_itself_is_moved_once(make):
+    state = backend_of().state(make(pa.schema([("day", pa.int64())])))
+    state.add_batch(["ann", "ann", "bob"], [5, 6, 7], namespace=pa.array([1, 3, 4]))
+    alone = state.get_batch(["ann", "bob"], namespace=pa.array([1, 4])).to_pylist()
+
+    days = pa.array([4, 1, 2, 3]), pa.array([4, 1, 1, 3])
+    state.merge_namespaces_batch(["bob", "ann", "ann", "ann"], *days)
+
+    there = state.get_batch(["ann"] * 3 + ["bob"], namespace=pa.array([1, 2, 3, 4])).to_pylist()
+    assert [there[1], there[3]] == alone
+    assert there[0] in (None, [])
+    assert there[2] not in (None, [])

@@ -8,15 +8,17 @@ when the window is removed. Where windows stay after they have fired, a timer of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from arrowstate.errors import InvalidInputError, ValueTypeError
+from arrowstate.errors import InvalidInputError, ProcessElementError, ValueTypeError
 from arrowstate.functions.windows.assigners import (
     CountWindows,
     SessionWindows,
@@ -43,7 +45,7 @@ from arrowstate.state.inspection import namespaces_of
 from arrowstate.state.kinds.list import ListState
 from arrowstate.state.kinds.reducing import ReducingState, countable
 from arrowstate.state.kinds.timers import TimerState
-from arrowstate.table.columns import canonical_floats, take
+from arrowstate.table.columns import canonical_floats, columns_equal, take
 from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.pair_kernels import sort_by_pair
 from arrowstate.table.table import gather
@@ -213,12 +215,14 @@ class WindowOperator:
         due = np.flatnonzero(windows.ends <= self._due_end(batch, rows, watermark))
         sources, targets = assigned.sources, assigned.targets
         if sources is not None and targets is not None:
-            self._merge(sources, targets)
+            with _naming_row(partial(_row_in, assigned.windows, targets)):
+                self._merge(sources, targets)
         given = folded.values if rows is None else take(folded.values, rows)
         if members is not None and isinstance(self._contents, ReducingState):
             self._contents.add_partials_batch(self._key_rows(windows.keys), given, namespace=windows.namespace)
         else:
-            self._contents.add_batch(self._key_rows(windows.keys), given, namespace=windows.namespace)
+            with _naming_row(lambda pair: pair if rows is None else rows[pair]):
+                self._contents.add_batch(self._key_rows(windows.keys), given, namespace=windows.namespace)
         if self._seen is not None:
             self._seen.add_batch(self._key_rows(batch.keys), batch.values)
         if self._fired is not None and not self._fired.none_after(LOWEST if watermark is None else watermark):
@@ -384,7 +388,7 @@ class WindowOperator:
 
     def _late(self, batch: Batch, accepted: Ints, members: Ints | None, watermark: int | None, removed: int) -> Ints:
         """Return the rows that are in no window any more and late themselves; others lie in the gaps of windows."""
-        if watermark is None:
+        if watermark is None or self._clock == "processing_time":
             return np.empty(0, dtype=np.int64)
         dropped = np.ones(len(batch.values), dtype=np.bool_)
         dropped[accepted] = False
@@ -520,3 +524,20 @@ def _schema(contents: KeyedState[Any]) -> pa.Schema:
 def _field(state: str, name: str, kind: pa.DataType, before: Sequence[pa.Field]) -> pa.Field:
     taken = {field.name.lower() for field in before}
     return pa.field(f"{state}_{name}" if name.lower() in taken else name, kind, nullable=False)
+
+
+@contextmanager
+def _naming_row(row_of: Callable[[int], Any]) -> Iterator[None]:
+    """Have the error of a reducer name the row of the batch in the place of the row that the state was given."""
+    try:
+        yield
+    except ProcessElementError as error:
+        raise ProcessElementError(int(row_of(error.row)), error.detail) from error.__cause__
+
+
+def _row_in(windows: Windows, merged: Windows, number: int) -> int:
+    """Return the first row of a batch whose session is one of those that others become part of."""
+    found = windows.starts == merged.starts[number]
+    for keys, key in zip(windows.keys, merged.keys, strict=True):
+        found &= columns_equal(keys, take(key, np.full(len(keys), number)))
+    return int(np.flatnonzero(found)[0])

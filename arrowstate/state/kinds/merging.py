@@ -14,6 +14,7 @@ from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ReducingStateDescriptor
 from arrowstate.state.base import KeyedState
 from arrowstate.state.transaction import atomic
+from arrowstate.table.columns import take
 from arrowstate.table.key_batch import KeyBatch
 
 Ints = npt.NDArray[np.int64]
@@ -94,10 +95,9 @@ class MergingState(KeyedState[D]):
         """Return which namespace of which key goes where, after checking that it can."""
         columns = self._context.columns(keys)
         rows = len(columns[0])
-        into = self._context.group(columns, self._merged_namespaces(targets, rows))
         # A reader can be read once.
-        given = self._merged_namespaces(sources, rows)
-        away = self._context.group(columns, given)
+        to, given = self._merged_namespaces(targets, rows), self._merged_namespaces(sources, rows)
+        into, away = self._context.group(columns, to), self._context.group(columns, given)
         both = [pa.concat_arrays(pair) for pair in zip(into.columns, away.columns, strict=True)]
         count = len(self.layout.key)
         one = self._context.group(both[:count], both[count:])
@@ -111,11 +111,11 @@ class MergingState(KeyedState[D]):
                 f"state {self.descriptor.name!r}: a namespace of a key can be merged into one other, which is no "
                 "source itself; merge in several calls"
             )
-        rows_moved = pa.array(moved)
-        source_columns = [column.take(rows_moved) for column in [*columns, *given]]
-        chosen = self._context.group(source_columns[:count], source_columns[count:])
+        # A row whose source is its target is skipped: that namespace may be the source of another row.
+        keys, to, given = ([take(column, moved) for column in part] for part in (columns, to, given))
+        chosen, into = self._context.group(keys, given), self._context.group(keys, to)
         first = chosen.order[chosen.starts[:-1]]
-        return MergePlan(chosen, into, into.groups()[moved[first]], moved[first])
+        return MergePlan(chosen, into, into.groups()[first], moved[first])
 
     def _merged_namespaces(self, namespaces: Any, rows: int) -> list[pa.Array]:
         if self.descriptor.namespace is None:

@@ -195,3 +195,16 @@ def test_a_count_makes_windows_by_processing_time_fire_and_time_removes_them():
 def test_what_does_not_fit_windows_by_processing_time_is_refused(options, message):
     with pytest.raises(InvalidInputError, match=message):
         Clock(TumblingProcessingTimeWindows(10), **options)
+
+
+def test_a_row_between_two_windows_is_in_none_and_not_late():
+    late = arrowstate.OutputTag("late", pa.schema([("user", pa.string()), ("v", pa.int64())]))
+    clock = Clock(SlidingProcessingTimeWindows(5, slide_ms=10), late=late)
+    clock.tick(107)
+
+    assert clock.rows(("ann", 1)) == []
+
+    assert clock.runner.side_output(late).num_rows == 0
+    clock.tick(112)
+    clock.rows(("ann", 2))
+    assert clock.tick(115) == [("ann", 110, 115, (2,))]

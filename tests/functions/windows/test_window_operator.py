@@ -695,3 +695,38 @@ def test_a_reducer_that_raises_leaves_windows_as_they_were():
         operator.process(["a", "b"], [8, 8], [-1, 1])
 
     assert operator.process(["a"], [8], [2]).fired.column("v").to_pylist() == [3, 3]
+
+
+# Errors
+
+
+def unlucky(total, value):
+    if 13 in (total, value):
+        raise ValueError("13")
+    return total + value
+
+
+@pytest.mark.parametrize(
+    ("windows", "times", "values", "row"),
+    [
+        (TumblingEventTimeWindows(10), [1, 2, 105, 106], [1, 1, 1, 13], 3),
+        (SlidingEventTimeWindows(100, slide_ms=10), [101, 1005, 1006], [1, 1, 13], 2),
+        (EventTimeSessionWindows(10), [1, 2, 105, 106], [1, 1, 1, 13], 3),
+        # The last row joins the sessions of two others, one of which is of 13 alone.
+        (EventTimeSessionWindows(11), [500, 110, 130, 120], [1, 13, 1, 1], 2),
+    ],
+    ids=["after late rows", "in several windows", "sessions", "sessions joined"],
+)
+@pytest.mark.parametrize("batches", [1, 2])
+def test_an_error_of_a_reducer_names_the_row_of_the_batch(windows, times, values, row, batches):
+    contents = arrowstate.ReducingStateDescriptor("v", pa.int64(), reduce=unlucky)
+    operator = WindowOperator(backend(), windows, contents)
+    operator.advance_watermark(100)
+    first = len(times) - 1 if batches == 2 else 0
+    if first:
+        operator.process(["a"] * first, times[:first], values[:first])
+
+    with pytest.raises(arrowstate.ProcessElementError, match=r"ValueError: 13") as raised:
+        operator.process(["a"] * (len(times) - first), times[first:], values[first:])
+
+    assert raised.value.row == (0 if first else row)
