@@ -121,8 +121,7 @@ def fold(reduce, kind, old, value):
     if reduce == "sum":
         with localcontext(prec=90):
             total = old + value
-        # Sums of decimals must fit at the end of a batch, all others after each value.
-        return total if pa.types.is_decimal(kind) else fitting(kind, total)
+        return fitting(kind, total)
     # NaN is larger than every other number.
     rank = (lambda item: (item != item, item)) if pa.types.is_floating(kind) else lambda item: (False, item)
     better = rank(value) < rank(old) if reduce == "min" else rank(old) < rank(value)
@@ -306,6 +305,26 @@ def factors(kind):
     )
     numbers = st.sampled_from(inside) | powers
     return numbers.map(lambda number: decimal(number, kind.scale)) if pa.types.is_decimal(kind) else numbers
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), *(kind for kind, _ in SUMS if pa.types.is_decimal(kind))], ids=str)
+def test_a_sum_that_leaves_its_type_on_the_way_is_refused_wherever_the_batch_is_cut(kind):
+    scaled = (lambda digits: decimal(digits, kind.scale)) if pa.types.is_decimal(kind) else int
+    highest = 10**kind.precision - 1 if pa.types.is_decimal(kind) else 127
+    one, most, less, nothing = map(scaled, (1, highest, highest - 1, 0))
+    rows = [(1, one), (2, most), (1, -one), (2, one), (2, -one), (3, one)]
+    state = KeyedStateBackend(**BACKEND).state(ReducingStateDescriptor("s", kind, reduce="sum"))
+
+    def add(some):
+        state.add_batch([key for key, _ in some], pa.array([value for _, value in some], kind))
+
+    with pytest.raises(ValueOverflowError):
+        add(rows)
+    assert state.get_batch([1, 2, 3]).to_pylist() == [None, None, None]
+    add([row for row in rows if row != (2, one)])
+    assert state.get_batch([1, 2, 3]).to_pylist() == [nothing, less, one]
+    with pytest.raises(ValueOverflowError):
+        add([(2, one), (2, one), (2, -one)])
 
 
 @pytest.mark.parametrize("kind", FACTOR_KINDS, ids=str)

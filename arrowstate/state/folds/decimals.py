@@ -30,22 +30,19 @@ def fold_decimals(
     """Add or multiply the values of each group to its old value."""
     kind = old.type
     filled = np.array(old.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+    results: pa.Array | None = None
     if reduce == "sum":
-        words, fits = _sums(values, valid, order, starts, old, filled)
+        sums, between = _sums(values, valid, order, starts, old, filled)
+        if _decimals(between, kind, np.ones(len(between), dtype=np.bool_)) is not None:
+            results = _decimals(sums, kind, filled)
     else:
         words, bound = _words(old).copy(), _limbs_of(10**kind.precision, kind.byte_width // 4)
         steps = np.array([10**9] * (kind.scale // 9) + [10 ** (kind.scale % 9)], dtype=np.uint64)
         left, right, wide = (np.empty(number * bound.size, dtype=np.uint64) for number in (1, 1, 2))
         factors = np.ascontiguousarray(_words(values)).ravel()
-        fits = _multiply(factors, valid, order, starts, words.ravel(), filled, steps, bound, left, right, wide)
-    validity = pa.py_buffer(np.packbits(filled, bitorder="little"))
-    results = pa.Array.from_buffers(kind, len(old), [validity, pa.py_buffer(words)])
-    try:
-        # The full validation compares each decimal with the precision of its type.
-        results.validate(full=True)
-    except pa.ArrowInvalid:
-        fits = False
-    if not fits:
+        if _multiply(factors, valid, order, starts, words.ravel(), filled, steps, bound, left, right, wide):
+            results = _of_words(words, kind, filled)
+    if results is None:
         raise ValueOverflowError(where, reduce, str(kind))
     return results
 
@@ -57,19 +54,50 @@ def _sums(
     starts: Ints,
     old: pa.Array,
     filled: npt.NDArray[np.bool_],
-) -> tuple[npt.NDArray[np.uint32], bool]:
-    """Return the words of the sums, and whether these have as many bits; 2^31 values can be added."""
-    totals = np.where(filled[:, None], _limbs(old), 0)
+) -> tuple[Ints, Ints]:
+    """Return the limbs of the sums, and of the sums on the way to them that may be greater; 2^31 values can be added.
+
+    Of values with one sign no sum on the way is greater than the last.
+    """
+    before = np.where(filled[:, None], _limbs(old), 0)
     added, counted = _limbs(values), np.ones(len(values), dtype=np.bool_)
     if valid.size:
         added, counted = np.where(valid[:, None], added, 0), valid
-    totals += by_group(np.add, added[order], starts, 0)
+    added = added[order[: starts[-1]]]
+    negative = added[:, -1] < 0
+    signs = [by_group(np.logical_or, of_sign, starts, False) for of_sign in (negative, ~negative)]
+    is_mixed = (signs[0] | (before[:, -1] < 0)) & (signs[1] | (filled & (before[:, -1] >= 0)))
     filled |= by_group(np.logical_or, counted[order], starts, False)
-    for limb in range(totals.shape[1] - 1):
-        totals[:, limb + 1] += totals[:, limb] >> 32
-        totals[:, limb] &= 0xFFFFFFFF
-    top = totals[:, -1]
-    return np.ascontiguousarray(totals.astype(np.uint32)), bool((top == top.astype(np.int32)).all())
+    group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
+    mixed = np.flatnonzero(is_mixed[group])
+    between, group = np.cumsum(added[mixed], axis=0), group[mixed]
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    # What the groups before have added up to.
+    so_far = np.where(first[:, None] > 0, between[first - 1], 0)
+    between += before[group] - np.repeat(so_far, np.diff(first, append=group.size), axis=0)
+    return before + by_group(np.add, added, starts, 0), between
+
+
+def _decimals(limbs: Ints, kind: pa.DataType, filled: npt.NDArray[np.bool_]) -> pa.Array | None:
+    """Return the decimals with these limbs, into each of which many were added; None if one has too many digits."""
+    for limb in range(limbs.shape[1] - 1):
+        limbs[:, limb + 1] += limbs[:, limb] >> 32
+        limbs[:, limb] &= 0xFFFFFFFF
+    top = limbs[:, -1]
+    fits = (top == top.astype(np.int32)).all()
+    return _of_words(np.ascontiguousarray(limbs.astype(np.uint32)), kind, filled) if fits else None
+
+
+def _of_words(words: npt.NDArray[np.uint32], kind: pa.DataType, filled: npt.NDArray[np.bool_]) -> pa.Array | None:
+    """Return the decimals with these bits, null where one is not filled; None if one has too many digits."""
+    validity = pa.py_buffer(np.packbits(filled, bitorder="little"))
+    decimals = pa.Array.from_buffers(kind, len(words), [validity, pa.py_buffer(words)])
+    try:
+        # The full validation compares each decimal with the precision of its type.
+        decimals.validate(full=True)
+    except pa.ArrowInvalid:
+        return None
+    return decimals
 
 
 def by_group(combine: np.ufunc, values: npt.NDArray[Any], starts: Ints, nothing: Any) -> npt.NDArray[Any]:
