@@ -117,7 +117,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         timestamps = self._timestamps(batch)
         self._context.enter(self._plain_keys(keys), timestamps and timestamps.to_pylist())
         with self._transaction(), self._sides.call():
-            return self._applied(keys, lambda: (*self._run(batch, keys.groups().tolist()), timestamps))
+            return self._applied(keys, lambda: self._run(batch, keys.groups().tolist()))
 
     def advance_watermark(self, watermark: int) -> pa.Array:
         """Advance event time, and fire all event-time timers up to it, in the order of time, as one batch.
@@ -159,7 +159,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         with self._transaction(), self._sides.call():
             return self._fire("processing_time", now_ms)
 
-    def _applied(self, keys: KeyBatch, run: Callable[[], tuple[list[Any], list[int], pa.Array | None]]) -> pa.Array:
+    def _applied(self, keys: KeyBatch, run: Callable[[], tuple[list[Any], list[int]]]) -> pa.Array:
         """Run the function over a batch and write what it wrote; return what it emitted."""
         states, timers = self._context.states, self._context.own_timers
         try:
@@ -167,10 +167,9 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
                 state.begin(keys)
             if timers is not None:
                 timers.begin(keys)
-            emitted, counts, timestamps = run()
-            out = self._converted(emitted, counts)
+            out = self._converted(*run())
             for state in states:
-                state.convert(timestamps)
+                state.convert()
             if timers is not None:
                 timers.convert()
                 timers.apply()
@@ -199,7 +198,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
         context.enter(self._plain_keys(keys), fired)
         context.clock = clock
 
-        def run() -> tuple[list[Any], list[int], pa.Array | None]:
+        def run() -> tuple[list[Any], list[int]]:
             try:
                 for context.number, timestamp in timers.fire(clock, until, numbers, times):
                     context.row = len(fired)
@@ -209,8 +208,7 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
             except Exception as error:
                 detail = f"timer of {context.current_key!r} at {fired[-1]}: {_described(error)}"
                 raise ProcessElementError(context.row, detail) from error
-            # By processing time no event time is known but the watermark.
-            return out.values, counts, pa.array(fired, pa.int64()) if clock == "event_time" else None
+            return out.values, counts
 
         try:
             return self._applied(keys, run)

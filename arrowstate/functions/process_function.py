@@ -45,7 +45,7 @@ class Collector:
 class ProcessContext(Context):
     """What a process function knows besides the element: its states, its timers, the current key and the time."""
 
-    _plumbing = frozenset({"enter", "number", "own_timers", "row", "states"})
+    _plumbing = frozenset({"enter", "event_time", "number", "own_timers", "row", "states"})
 
     def __init__(
         self,
@@ -173,6 +173,12 @@ class ProcessContext(Context):
     def timestamp(self) -> int | None:
         """The event time of the element in milliseconds, None if it has none."""
         return None if self._timestamps is None else self._timestamps[self.row]
+
+    @property
+    def event_time(self) -> int | None:
+        """The timestamp, None in a timer by processing time."""
+        times = self._timestamps
+        return None if times is None or self.clock == "processing_time" else times[self.row]
 
     def enter(self, keys: list[list[Any]], timestamps: list[int] | None) -> None:
         """Start a batch with these key columns, one entry per distinct key."""

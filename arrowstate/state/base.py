@@ -55,7 +55,7 @@ class KeyedState(Shown, Generic[D]):
             "runs_with_times",
             "table",
         }
-        | {"check_time_known", "key_batch", "namespace_columns", "namespaces_of", "runs_with_times"}
+        | {"check_time_known", "key_batch", "namespace_columns", "namespaces_of", "runs_with_times", "times_now"}
     )
 
     def __init__(self, descriptor: D, layout: StateLayout, table: Table, context: KeyContext) -> None:
@@ -336,6 +336,10 @@ class KeyedState(Shown, Generic[D]):
         """Return the rows in runs as a descriptor with, or without, a time to live has them."""
         now = None if descriptor.ttl is None else self._context.known_time(descriptor.ttl.clock)
         return runs_with_times(self.freeze(), StateLayout.of(self.layout.key, descriptor), now)
+
+    def times_now(self) -> tuple[int | None, int | None]:
+        """Return the time that rows written now carry, and the last one that has expired; None what is not known."""
+        return self._expiry.time_now(), self._expiry.cutoff()
 
     def check_time_known(self) -> None:
         """Refuse to write rows that expire by event time where none is known."""

@@ -25,7 +25,7 @@ from arrowstate.table.table import Found, FrozenTable, Table, gather
 Ints = npt.NDArray[np.int64]
 Rows = list[tuple[Run, Ints, Ints]]
 
-_UNKNOWN = int(np.iinfo(np.int64).max)
+UNKNOWN_TIME = int(np.iinfo(np.int64).max)
 """The time of rows that were written before one was known: they do not expire before they are written again."""
 
 
@@ -68,9 +68,18 @@ class Expiry:
         """Return what stands in the place of `_updated_at` for rows that are removed."""
         return [] if self.descriptor.ttl is None else [_all(rows, 0)]
 
+    def time_now(self) -> int | None:
+        """Return the time that rows written now carry, None if none is known."""
+        ttl = self.descriptor.ttl
+        return None if ttl is None else self._context.known_time(ttl.clock)
+
     def times_of(self, found: Found) -> pa.Array:
         """Return the time of the last update of each key's row, null where the key has none."""
         return found.column(self._column, pa.int64())
+
+    def times_of_rows(self, found: Rows) -> pa.Array | None:
+        """Return the time of the last update of each row, None where there is no time to live."""
+        return None if self.descriptor.ttl is None else gather(found, self._column, pa.int64())
 
     def youngest(self, found: Found, updated: list[pa.Array]) -> list[pa.Array]:
         """Return these times, or those of the rows found where they are later."""
@@ -83,7 +92,7 @@ class Expiry:
         """Return the times of what is written now together with the rows found: the later ones that are known."""
         if not updated or not found.hits:
             return updated
-        unknown = pc.equal(self.times_of(found), _UNKNOWN)
+        unknown = pc.equal(self.times_of(found), UNKNOWN_TIME)
         return [pc.if_else(pc.fill_null(unknown, False), updated[0], self.youngest(found, updated)[0])]
 
     # Rows that have expired
@@ -92,6 +101,20 @@ class Expiry:
         """Return the last time of update that has expired by now, None if nothing can have."""
         ttl = self.descriptor.ttl
         return None if ttl is None else expired_up_to(ttl.ttl_ms, self._context.now(ttl.clock))
+
+    def late(self, updated: list[pa.Array]) -> npt.NDArray[np.bool_] | None:
+        """Return which of these rows nobody sees any more once they are written, None if all are seen."""
+        ttl = self.descriptor.ttl
+        cutoff = None if ttl is None or ttl.clock != "event_time" else self.cutoff()
+        if cutoff is None or not updated or not self._hides():
+            return None
+        late = updated[0].to_numpy() <= cutoff
+        return late if late.any() else None
+
+    def without_unknown(self, found: Found, numbers: Ints) -> Found:
+        """Return where the keys are as if those of these numbers were absent whose rows have no known time."""
+        unknown = pc.fill_null(pc.equal(self.times_of(found), UNKNOWN_TIME), False).to_numpy(zero_copy_only=False)
+        return found.without(numbers[unknown[numbers]])
 
     def settle(self) -> None:
         """Merge and spill before a write; rows that have expired are left out of merges."""
@@ -214,7 +237,7 @@ def runs_with_times(frozen: FrozenTable, layout: StateLayout, now: int | None) -
         for batch in run.live_batches():
             columns = batch.columns[: len(layout.schema)]
             if layout.has_ttl:
-                columns.append(_all(batch.num_rows, _UNKNOWN if now is None else now))
+                columns.append(_all(batch.num_rows, UNKNOWN_TIME if now is None else now))
             batches.append(pa.RecordBatch.from_arrays(columns, schema=layout.schema))
         if batches:
             runs.append(Run.of(batches))

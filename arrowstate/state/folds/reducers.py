@@ -216,12 +216,19 @@ def may_fold_in_parts(reduce: str, values: pa.Array) -> bool:
 
 
 def reduce_by_callable(
-    reduce: Callable[[Any, Any], Any], values: pa.Array, order: Ints, starts: Ints, old: pa.Array, where: str
+    reduce: Callable[[Any, Any], Any],
+    values: pa.Array,
+    order: Ints,
+    starts: Ints,
+    old: pa.Array,
+    where: str,
+    late: npt.NDArray[np.bool_] | None = None,
 ) -> tuple[pa.Array, dict[int, int]]:
     """Fold the values of each group into its old value by a Python callable, one after the other.
 
-    Arguments are those of `reduce_column`, and so is the first result. If the callable returns None, what comes after
-    it starts anew: the second result says for such groups from which place of `order` on values are in the result.
+    Arguments are those of `reduce_column`, and so is the first result. What comes after a None that the callable
+    returns starts anew, and so does what comes after rows that are `late`: they expire as they are written, unless an
+    earlier row lasts. The second result says for such groups from which place of `order` on values are in the result.
     """
     what = f"state {where!r}"
     plain, results = plain_values(values, what), plain_values(old, what)
@@ -230,10 +237,14 @@ def reduce_by_callable(
     anew: dict[int, int] = {}
     try:
         for group, current in enumerate(results):
+            lasts = current is not None
             for place, row in enumerate(rows[borders[group] : borders[group + 1]], borders[group]):
                 value = plain[row]
                 if value is not None:
+                    if not lasts and current is not None:
+                        current, anew[group] = None, place
                     current = value if current is None else reduce(current, value)
+                    lasts = current is not None and (lasts or late is None or not late[row])
                     if current is None:
                         anew[group] = place + 1
             results[group] = current

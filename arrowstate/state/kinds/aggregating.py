@@ -95,6 +95,9 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
         if given.null_count:
             order, starts, cleared = after_last_null(given, batch)
             left = found.without(cleared)
+        late = self._expiry.late(updated)
+        if late is not None:
+            left, order, starts = self._without_expired(left, order, starts, late)
         rows = pa.array(order)
         flags = None if flags is None else flags.take(rows)
         accumulators = self.added(self._read(left), given.take(rows), np.diff(starts), flags)

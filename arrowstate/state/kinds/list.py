@@ -27,6 +27,7 @@ from arrowstate.state.pending import Pending, Write, together
 from arrowstate.state.transaction import atomic
 from arrowstate.table import kernels
 from arrowstate.table.columns import take
+from arrowstate.table.key_batch import KeyBatch
 from arrowstate.table.table import Table, gather
 
 Ints = npt.NDArray[np.int64]
@@ -49,7 +50,7 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
     ['/', '/help']
     """
 
-    _plumbing = frozenset({"sequence"})
+    _plumbing = frozenset({"sequence", "unread"})
 
     def __init__(self, descriptor: ListStateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
         super().__init__(descriptor, layout, table, context)
@@ -165,6 +166,19 @@ class ListState(MergingState[ListStateDescriptor], ManyRowsState[ListStateDescri
         order = np.lexsort((rows.seconds, rows.numbers))
         lists = as_lists(rows.numbers, rows.values.take(pa.array(order)), len(batch))
         return lists.take(pa.array(batch.groups()))
+
+    def unread(self, keys: KeyBatch) -> tuple[pa.ListArray, pa.ListArray | None]:
+        """Return the list of each distinct key, and with a time to live the times of its elements; this is no read.
+
+        Elements that have expired are in it.
+        """
+        self._flush()
+        found = self._table.find_all(self._keys(keys, None))
+        rows = self._rows_of(found)
+        order = pa.array(np.lexsort((rows.seconds, rows.numbers)))
+        lists = as_lists(rows.numbers, rows.values.take(order), len(keys))
+        times = self._expiry.times_of_rows(found)
+        return lists, None if times is None else as_lists(rows.numbers, times.take(order), len(keys))
 
     def add(self, value: Any) -> None:
         """Append one element to the list of the current key."""

@@ -22,6 +22,7 @@ from arrowstate.table.run import Run
 from arrowstate.table.table import gather
 
 Ints = npt.NDArray[np.int64]
+Found = list[tuple[Run, Ints, Ints]]
 D = TypeVar("D", ListStateDescriptor, MapStateDescriptor)
 
 
@@ -60,7 +61,9 @@ class ManyRowsState(KeyedState[D]):
 
     def _rows(self, keys: KeyBatch) -> Rows:
         """Return the rows of the keys for a caller; with a time to live this may renew or remove some."""
-        found = self._expiry.seen(self._table.find_all(keys))
+        return self._rows_of(self._expiry.seen(self._table.find_all(keys)))
+
+    def _rows_of(self, found: Found) -> Rows:
         layout: StateLayout = self.layout
         first: int = layout.first_value
         fields = [layout.schema.field(1), *layout.value_fields]
@@ -78,7 +81,7 @@ class ManyRowsState(KeyedState[D]):
             values,
         )
 
-    def _live(self, keys: KeyBatch) -> list[tuple[Run, Ints, Ints]]:
+    def _live(self, keys: KeyBatch) -> Found:
         """Find the rows of the keys that have not expired; they are not renewed."""
         return self._expiry.live(self._table.find_all(keys))
 

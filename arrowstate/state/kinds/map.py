@@ -18,7 +18,7 @@ from arrowstate.schema.keys import key_columns, value_array
 from arrowstate.schema.layout import StateLayout
 from arrowstate.state.current_key import KeyContext
 from arrowstate.state.folds.retraction import row_flags
-from arrowstate.state.kinds.many_rows import ManyRowsState, as_lists
+from arrowstate.state.kinds.many_rows import ManyRowsState, Rows, as_lists
 from arrowstate.state.transaction import atomic
 from arrowstate.table.columns import canonical_floats
 from arrowstate.table.key_batch import KeyBatch
@@ -42,7 +42,7 @@ class MapState(ManyRowsState[MapStateDescriptor]):
     {'pear': 1}
     """
 
-    _plumbing = frozenset({"merge_namespaces_batch"})
+    _plumbing = frozenset({"merge_namespaces_batch", "unread"})
 
     def __init__(self, descriptor: MapStateDescriptor, layout: StateLayout, table: Table, context: KeyContext) -> None:
         super().__init__(descriptor, layout, table, context)
@@ -146,12 +146,19 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         """
         self._flush()
         batch = self._keys(keys, namespace)
-        rows = self._rows(batch)
-        order = pa.array(np.argsort(rows.numbers, kind="stable"))
-        assert rows.user_keys is not None
-        lists = as_lists(rows.numbers, rows.values.take(order), len(batch))
-        maps = pa.MapArray.from_arrays(lists.offsets, rows.user_keys.take(order), lists.values)
-        return maps.take(pa.array(batch.groups()))
+        return _as_maps(self._rows(batch), len(batch))[0].take(pa.array(batch.groups()))
+
+    def unread(self, keys: KeyBatch) -> tuple[pa.MapArray, pa.ListArray | None]:
+        """Return the entries of each distinct key, and with a time to live the times of them; this is no read.
+
+        Entries that have expired are in it.
+        """
+        self._flush()
+        found = self._table.find_all(self._keys(keys, None))
+        rows = self._rows_of(found)
+        maps, order = _as_maps(rows, len(keys))
+        times = self._expiry.times_of_rows(found)
+        return maps, None if times is None else as_lists(rows.numbers, times.take(order), len(keys))
 
     def put(self, user_key: Any, value: Any) -> None:
         """Set one entry of the current key; the value may be None."""
@@ -244,3 +251,11 @@ class MapState(ManyRowsState[MapStateDescriptor]):
         first = self.layout.first_value
         columns = [found.column(first + i, field.type) for i, field in enumerate(self.layout.value_fields)]
         return self.layout.join(columns, found.absent)
+
+
+def _as_maps(rows: Rows, count: int) -> tuple[pa.MapArray, pa.Array]:
+    """Return one map per key, and the order of the rows in them."""
+    order = pa.array(np.argsort(rows.numbers, kind="stable"))
+    assert rows.user_keys is not None
+    lists = as_lists(rows.numbers, rows.values.take(order), count)
+    return pa.MapArray.from_arrays(lists.offsets, rows.user_keys.take(order), lists.values), order

@@ -30,7 +30,7 @@ LOWEST = np.iinfo(np.int64).min
 class OneRowState(KeyedState[D]):
     """A state with one row per key: value, reducing and aggregating state."""
 
-    _plumbing = frozenset({"stage", "stored_values", "values_of"})
+    _plumbing = frozenset({"stage", "stored_values", "timed_values", "values_of"})
 
     @atomic
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
@@ -82,20 +82,26 @@ class OneRowState(KeyedState[D]):
         """Return what a read gives for rows with these value columns."""
         return self._answers(self.layout.join(columns, np.empty(0, dtype=np.int64)))
 
-    def stage(
-        self, keys: KeyBatch, values: pa.Array, timestamps: pa.Array | None, *, anew: Ints | None = None
-    ) -> Callable[[], None]:
+    def timed_values(self, keys: KeyBatch) -> tuple[pa.Array, pa.Array | None]:
+        """Return what `stored_values` does, and the time of each row where the state has a time to live."""
+        self._flush()
+        found = self._table.find(self._keys(keys, None))
+        values = self._read(found)
+        if self.descriptor.ttl is None:
+            return values, None
+        times = self._expiry.times_of(found)
+        self._expiry.after_read(keys, found, values)
+        return values, times
+
+    def stage(self, keys: KeyBatch, values: pa.Array, times: pa.Array | None) -> Callable[[], None]:
         """Make ready to set one value per distinct key, null to remove it; the function returned does it.
 
-        `anew` are the numbers of the keys whose old row has no part in the new one.
+        `times` are those of the rows where the state has a time to live.
         The function must be called before anything else is written to this state.
         """
         self._flush()
-        updated = self._expiry.times_of_values(values, timestamps)
         self._expiry.settle()
-        found = self._table.find(keys)
-        left = found if anew is None else found.without(anew)
-        return partial(self._replace, found, keys, values, self._latest(left, updated))
+        return partial(self._replace, self._table.find(keys), keys, values, [] if times is None else [times])
 
     @atomic
     def clear_batch(self, keys: Any, *, namespace: Any = None) -> None:
@@ -145,6 +151,26 @@ class OneRowState(KeyedState[D]):
             latest[present] = np.maximum.reduceat(times, starts[present])
         return [pa.array(latest)]
 
+    def _without_expired(
+        self, left: Found, order: Ints, starts: Ints, late: npt.NDArray[np.bool_]
+    ) -> tuple[Found, Ints, Ints]:
+        """Drop the rows that have expired when the next row of their key is added.
+
+        `left` is where the rows are that are added to, and `late` tells of each row of the batch whether it expires as
+        it is written. Returns what is left of the rows found, the order and the starts.
+        """
+        counts = np.diff(starts)
+        first_late = np.zeros(counts.size, dtype=np.bool_)
+        first_late[counts > 1] = late[order[starts[:-1][counts > 1]]]
+        left = self._expiry.without_unknown(left, np.flatnonzero(first_late))
+        # Where a group begins anew, its first row counts that does not expire at once. The last one is always kept.
+        lasting = np.append(np.flatnonzero(~late[order]), order.size)
+        first = np.minimum(lasting[np.searchsorted(lasting, starts[:-1])], starts[1:] - 1)
+        first_kept = starts[:-1].copy()
+        anew = left.absent[counts[left.absent] > 0]
+        first_kept[anew] = first[anew]
+        return left, *_kept(order, starts, first_kept)
+
     def _replace(self, found: Found, keys: KeyBatch, values: pa.Array, updated: list[pa.Array]) -> None:
         """Write one value per key; a null removes the key."""
         keep = None
@@ -177,6 +203,10 @@ def after_last_null(given: pa.Array, batch: KeyBatch) -> tuple[Ints, Ints, Ints]
     first_kept = batch.starts[:-1].copy()
     # Places ascend, so the last null of a group is what stays.
     first_kept[groups] = places + 1
-    keep = np.arange(batch.order.size) >= np.repeat(first_kept, np.diff(batch.starts))
-    starts = np.concatenate(([0], np.cumsum(batch.starts[1:] - first_kept))).astype(np.int64)
-    return batch.order[keep], starts, np.unique(groups)
+    return *_kept(batch.order, batch.starts, first_kept), np.unique(groups)
+
+
+def _kept(order: Ints, starts: Ints, first_kept: Ints) -> tuple[Ints, Ints]:
+    """Drop, in each group, the rows before a place of `order`; return (order, starts)."""
+    keep = np.arange(order.size) >= np.repeat(first_kept, np.diff(starts))
+    return order[keep], np.concatenate(([0], np.cumsum(starts[1:] - first_kept))).astype(np.int64)

@@ -100,17 +100,21 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
             given = amounts(self.descriptor, given, flags)
         updated = self._expiry.times_of_values(given, timestamps)
         self._expiry.settle()
-        found = self._expiry.find(batch)
+        found = left = self._expiry.find(batch)
+        order, starts, cleared = batch.order, batch.starts, None
         if given.null_count:
             order, starts, cleared = after_last_null(given, batch)
-        else:
-            order, starts, cleared = batch.order, batch.starts, None
+            left = found.without(cleared)
+        late = self._expiry.late(updated)
+        if late is not None:
+            left, order, starts = self._without_expired(left, order, starts, late)
         # What a count is given with retractions are amounts, as it is in a plan.
-        values, anew = self._reduce(self._read(found), given, order, starts, cleared, merging=retracted is not None)
+        values, anew = self._reduce(
+            self._read(left), given, order, starts, cleared, merging=retracted is not None, late=late
+        )
         if retracted is not None:
             values = without_empty(self.descriptor, values)
         if updated:
-            left = found if cleared is None else found.without(cleared)
             updated = self._latest(_without(left, anew), self._youngest(updated, order, starts, anew))
         self._replace(found, batch, values, updated)
 
@@ -203,20 +207,19 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         cleared: Ints | None,
         *,
         merging: bool = False,
+        late: npt.NDArray[np.bool_] | None = None,
     ) -> tuple[pa.Array, dict[int, int]]:
         """Fold values, or where `merging` results of the same reducers, into the old values.
 
-        The second result says from where on groups started anew, as `reduce_by_callable` does.
+        `cleared` are the groups that a null has removed. The second result says from where on groups started anew, and
+        `late` of which rows that may be, as in `reduce_by_callable`.
         """
         descriptor = self.descriptor
-        if cleared is not None:
-            keep = np.arange(len(old), dtype=np.int64)
-            old = old.take(pa.array(keep, mask=np.isin(keep, cleared)))
         where = descriptor.name
         if not isinstance(descriptor.reduce, (str, Mapping)):
             if isinstance(descriptor.reduce, StoredCallable):
                 descriptor.reduce(None, None)
-            return reduce_by_callable(descriptor.reduce, given, order, starts, old, where)
+            return reduce_by_callable(descriptor.reduce, given, order, starts, old, where, late)
         if isinstance(descriptor.reduce, str):
             # A struct reduces as a whole only by first and last.
             reduce = _merged(descriptor.reduce) if merging else descriptor.reduce

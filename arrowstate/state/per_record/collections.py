@@ -15,12 +15,12 @@ from arrowstate.schema.types import shown_misfit
 from arrowstate.state.current_key import hashable
 from arrowstate.state.kinds.list import ListState
 from arrowstate.state.kinds.map import MapState
-from arrowstate.state.per_record.places import ElementState, Place
+from arrowstate.state.per_record.places import EXPIRED, ElementState, Place, Sparse
 from arrowstate.table.columns import canonical_floats
 from arrowstate.table.key_batch import KeyBatch
 
 _GONE = object()
-_MISSING = (None, _GONE)
+Entry = tuple[Any, Any, int | None]
 
 
 class ElementList(ElementState[ListState]):
@@ -31,10 +31,14 @@ class ElementList(ElementState[ListState]):
         self._reset()
 
     def _reset(self) -> None:
+        # Lists by place, and the times of their elements.
         self._lists: Any = None
-        self._cleared: dict[Any, int] = {}
-        self._added: dict[Any, list[Any]] = {}
-        self._rows: dict[Any, list[int]] = {}
+        self._times: Any = None
+        self._added = Sparse()
+        self._times_added = Sparse()
+        self._cleared: set[Any] = set()
+        # Places where a read has met something that it removes or renews.
+        self._touched: set[Any] = set()
         self._columns_to_write: tuple[Any, ...] | None = None
 
     def begin(self, keys: KeyBatch) -> None:
@@ -94,36 +98,54 @@ class ElementList(ElementState[ListState]):
 
     def _append(self, place: Any, values: list[Any]) -> None:
         self._added.setdefault(place, []).extend(values)
-        self._rows.setdefault(place, []).extend([self._place.row] * len(values))
+        if self._is_timed():
+            self._times_added.setdefault(place, []).extend([self._time()] * len(values))
 
     def _drop(self, place: Any) -> None:
-        self._cleared[place] = self._place.row
+        self._cleared.add(place)
         self._added.pop(place, None)
-        self._rows.pop(place, None)
+        self._times_added.pop(place, None)
 
     def _list(self, place: Any) -> list[Any]:
         out: list[Any] = []
         if place not in self._cleared:
             if self._lists is None:
-                self._lists = self._read_all(self.state.get_batch)
-            out.extend(self._lists[place] or ())
-        out.extend(self._added.get(place, ()))
+                self._lists, self._times = self._read_all(self.state.unread)
+            out.extend(self._seen(place, self._lists, self._times))
+        out.extend(self._seen(place, self._added, self._times_added))
         return out
 
-    def convert(self, timestamps: pa.Array | None) -> None:
+    def _seen(self, place: Any, lists: Any, times: Any) -> list[Any]:
+        """Return the elements in a place that a read shows; then expired ones are gone, and others may be renewed."""
+        values: list[Any] = lists[place] or []
+        if not values or not self._is_timed():
+            return values
+        elements = [
+            (value, time, self._time_after_read(time)) for value, time in zip(values, times[place], strict=True)
+        ]
+        if any(after != time for _, time, after in elements):
+            self._touched.add(place)
+            lists[place] = [value for value, _, after in elements if after != EXPIRED]
+            times[place] = [after for _, _, after in elements if after != EXPIRED]
+        return [value for value, time, _ in elements if not self._is_hidden(time)]
+
+    def convert(self) -> None:
         places = [place for place, values in self._added.items() for _ in values]
-        rows = [row for some in self._rows.values() for row in some]
+        times = [time for some in self._times_added.values() for time in some]
         values = [value for some in self._added.values() for value in some]
         given = pa.array(values, self.state.descriptor.type)
         cleared = self._where(list(self._cleared)) if self._cleared else None
+        touched = self._where(list(self._touched)) if self._touched else None
         added = self._where(places) if places else None
-        self._columns_to_write = (cleared, added, given, self._times(rows, timestamps))
+        self._columns_to_write = (cleared, touched, added, given, self._event_times(times))
 
     def apply(self) -> None:
         assert self._columns_to_write is not None
-        cleared, added, given, times = self._columns_to_write
+        cleared, touched, added, given, times = self._columns_to_write
         if cleared is not None:
             self.state.clear_batch(cleared[0], namespace=cleared[1])
+        if touched is not None:
+            self.state.get_batch(touched[0], namespace=touched[1])
         if added is not None:
             self.state.add_batch(added[0], given, namespace=added[1], timestamps=times)
 
@@ -144,10 +166,13 @@ class ElementMap(ElementState[MapState]):
         self._reset()
 
     def _reset(self) -> None:
-        # Entries are found by what is equal for equal user keys, and have the user key beside the value.
+        # Entries are found by what is equal for equal user keys: the user key, the value, and the time.
         self._maps: Any = None
-        self._cleared: dict[Any, int] = {}
-        self._changes: dict[Any, dict[Any, tuple[Any, Any, int]]] = {}
+        self._times: Any = None
+        self._cleared: set[Any] = set()
+        self._changes: dict[Any, dict[Any, Entry]] = {}
+        # Places and user keys where a read has met something that it removes or renews.
+        self._touched: list[tuple[Any, Any]] = []
         self._columns_to_write: tuple[Any, ...] | None = None
 
     def begin(self, keys: KeyBatch) -> None:
@@ -171,7 +196,7 @@ class ElementMap(ElementState[MapState]):
     def clear(self) -> None:
         """Remove all entries of the element's key."""
         self._batch()
-        self._cleared[self._place.number] = self._place.row
+        self._cleared.add(self._place.number)
         self._changes.pop(self._place.number, None)
 
     def get(self, user_key: Any) -> Any:
@@ -190,10 +215,10 @@ class ElementMap(ElementState[MapState]):
         """Iterate over the entries of the element's key as they are now; they may be changed meanwhile."""
         self._batch()
         entries = dict(self._read())
-        for identity, (user_key, value, _) in self._changes.get(self._place.number, {}).items():
-            entries[identity] = (user_key, value)
+        entries.update(self._changes.get(self._place.number, {}))
+        seen = [(entry[0], self._seen(identity, entry)) for identity, entry in entries.items()]
         copied = self._copy
-        return iter([(copied(user_key), copied(value)) for user_key, value in entries.values() if value is not _GONE])
+        return iter([(copied(user_key), copied(value)) for user_key, value in seen if value is not _GONE])
 
     def keys(self) -> Iterator[Any]:
         """Iterate over the user keys of the element's key."""
@@ -207,25 +232,31 @@ class ElementMap(ElementState[MapState]):
         """Whether the element's key has no entry."""
         return next(self.items(), None) is None
 
-    def convert(self, timestamps: pa.Array | None) -> None:
+    def convert(self) -> None:
         key_type, kind = self.state.descriptor.key_type, self.state.descriptor.type
         written = [(place, *entry) for place, entries in self._changes.items() for entry in entries.values()]
         puts = [item for item in written if item[2] is not _GONE]
         gone = [item for item in written if item[2] is _GONE]
         cleared = self._where(list(self._cleared)) if self._cleared else None
-        removed = put = None
+        touched = removed = put = None
+        if self._touched:
+            user_keys = pa.array([user_key for _, user_key in self._touched], key_type)
+            touched = (self._where([place for place, _ in self._touched]), user_keys)
         if gone:
             removed = (self._where([item[0] for item in gone]), pa.array([item[1] for item in gone], key_type))
         if puts:
             user_keys = pa.array([item[1] for item in puts], key_type)
             put = (self._where([item[0] for item in puts]), user_keys, pa.array([item[2] for item in puts], kind))
-        self._columns_to_write = (cleared, removed, put, self._times([item[3] for item in puts], timestamps))
+        self._columns_to_write = (cleared, touched, removed, put, self._event_times([item[3] for item in puts]))
 
     def apply(self) -> None:
         assert self._columns_to_write is not None
-        cleared, removed, put, times = self._columns_to_write
+        cleared, touched, removed, put, times = self._columns_to_write
         if cleared is not None:
             self.state.clear_batch(cleared[0], namespace=cleared[1])
+        if touched is not None:
+            (keys, namespace), user_keys = touched
+            self.state.get_batch(keys, user_keys, namespace=namespace)
         if removed is not None:
             (keys, namespace), user_keys = removed
             self.state.remove_batch(keys, user_keys, namespace=namespace)
@@ -250,24 +281,43 @@ class ElementMap(ElementState[MapState]):
 
     def _change(self, user_key: Any, value: Any) -> None:
         identity = self._identity(user_key)
-        self._changes.setdefault(self._place.number, {})[identity] = (user_key, value, self._place.row)
+        time = self._time() if value is not _GONE and self._is_timed() else None
+        self._changes.setdefault(self._place.number, {})[identity] = (user_key, value, time)
 
     def _look(self, user_key: Any) -> Any:
         identity = self._identity(self._key(user_key))
-        changed = self._changes.get(self._place.number, {}).get(identity)
-        return changed[1] if changed is not None else self._read().get(identity, _MISSING)[1]
+        entry = self._changes.get(self._place.number, {}).get(identity) or self._read().get(identity)
+        return _GONE if entry is None else self._seen(identity, entry)
 
-    def _read(self) -> dict[Any, tuple[Any, Any]]:
+    def _seen(self, identity: Any, entry: Entry) -> Any:
+        """Return the value of an entry that a read shows; then an expired one is gone, and another may be renewed."""
+        user_key, value, time = entry
+        if time is None:
+            return value
+        after = self._time_after_read(time)
+        if after != time:
+            place = self._place.number
+            changes = self._changes.get(place, {})
+            if identity not in changes:
+                self._touched.append((place, user_key))
+            entries = changes if identity in changes else self._maps[place]
+            entries[identity] = (user_key, _GONE, None) if after == EXPIRED else (user_key, value, after)
+        return _GONE if self._is_hidden(time) else value
+
+    def _read(self) -> dict[Any, Entry]:
         """Return the stored entries of the element's key."""
         place = self._place.number
         if place in self._cleared:
             return {}
         if self._maps is None:
-            self._maps = self._read_all(self.state.entries_batch)
+            self._maps, self._times = self._read_all(self.state.unread)
         entries = self._maps[place]
         if not isinstance(entries, dict):
             identity = self._identity
-            entries = self._maps[place] = {identity(entry[0]): entry for entry in entries or ()}
+            entries = entries or ()
+            times = self._times[place] or () if self._is_timed() else [None] * len(entries)
+            given = [(*entry, time) for entry, time in zip(entries, times, strict=True)]
+            entries = self._maps[place] = {identity(entry[0]): entry for entry in given}
         return entries
 
 

@@ -23,6 +23,12 @@ from arrowstate.table.key_batch import KeyBatch
 
 S = TypeVar("S", bound=KeyedState[Any])
 
+_NONE_EXPIRED = -(1 << 63) - 1
+"""Lower than all times."""
+
+EXPIRED = -(1 << 63) - 2
+"""Stands for the time of what is gone; lower than all times too."""
+
 
 class Place(Protocol):
     """Where in a batch the function is."""
@@ -34,6 +40,10 @@ class Place(Protocol):
     @property
     def number(self) -> Any:
         """The number of the row's key; in a state with namespaces a tuple of this number and the namespace."""
+
+    @property
+    def event_time(self) -> int | None:
+        """The event time of the row, None where it has none."""
 
 
 class _Space:
@@ -75,6 +85,10 @@ class _Space:
                 f"no namespace of state {self._state.descriptor.name!r} is set; set its current_namespace before"
             )
         return self._place.number, self._identity
+
+    @property
+    def event_time(self) -> int | None:
+        return self._place.event_time
 
     def at(self, namespace: Any) -> tuple[int, Hashable]:
         """Return the place of the element's key in a namespace."""
@@ -144,6 +158,15 @@ class ElementState(Shown, Generic[S]):
         self._keys: KeyBatch | None = None
         self._copy = copying(state.descriptor.type)
         self._fit = fitting(state.descriptor.type, state.descriptor.name)
+        self._written_at: int | None = None
+        "The time of what is written in the batch, unless it is that of the element; None where none is known."
+        self._by_event_time = False
+        self._expired_up_to = _NONE_EXPIRED
+        "The last time that has expired, where the state has a time to live."
+        self._hidden_up_to = _NONE_EXPIRED
+        "The last time of what nobody sees."
+        self._renewed_to = _NONE_EXPIRED
+        "The time that a read gives what is older."
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.state.descriptor.name!r}>"
@@ -161,9 +184,18 @@ class ElementState(Shown, Generic[S]):
     def begin(self, keys: KeyBatch) -> None:
         """Start a batch with these distinct keys."""
         self._keys = keys
+        ttl = self.state.descriptor.ttl
+        if ttl is not None:
+            self._by_event_time = ttl.clock == "event_time"
+            self._written_at, expired = self.state.times_now()
+            self._expired_up_to = _NONE_EXPIRED if expired is None else expired
+            hides = ttl.visibility == "never_return_expired"
+            self._hidden_up_to = self._expired_up_to if hides else _NONE_EXPIRED
+            renewed = self._written_at if ttl.update == "on_read_and_write" else None
+            self._renewed_to = _NONE_EXPIRED if renewed is None else renewed
 
-    def convert(self, timestamps: pa.Array | None) -> None:
-        """Make columns of what was written; `timestamps` are the event times of the rows of the batch."""
+    def convert(self) -> None:
+        """Make columns of what was written."""
 
     def apply(self) -> None:
         """Write the columns into the state."""
@@ -198,24 +230,19 @@ class ElementState(Shown, Generic[S]):
         spaces = self._space.identities(stored.columns[len(keys.columns) :])
         return stored, list(zip(numbers.tolist(), spaces, strict=True))
 
-    def _read_all(self, read: Callable[..., pa.Array]) -> Any:
-        """Read what all keys of the batch have by a batch verb; return it as plain values by place."""
+    def _read_all(self, read: Callable[[KeyBatch], tuple[pa.Array, pa.Array | None]]) -> tuple[Any, Any]:
+        """Read what all keys of the batch have, and with a time to live its times; return plain values by place."""
         stored, places = self._stored()
-        key, count = self.state.layout.key, len(self.state.layout.key)
-        columns = stored.columns[:count]
-        keys = columns[0] if count == 1 else pa.RecordBatch.from_arrays(list(columns), schema=key)
-        schema = self.state.descriptor.namespace
-        if schema is None:
-            return self._plain(read(keys))
-        spaces = pa.RecordBatch.from_arrays(list(stored.columns[count:]), schema=schema)
-        return self._by_place(places, self._plain(read(keys, namespace=spaces)))
+        values, times = read(stored)
+        kept = self._by_place(places, self._plain(values))
+        return kept, None if times is None else self._by_place(places, times.to_pylist())
 
     def _plain(self, values: pa.Array) -> list[Any]:
         return plain_values(values, f"state {self.state.descriptor.name!r}")
 
     def _by_place(self, places: Sequence[Any], values: list[Any]) -> Any:
         """Return values so that each is found by its place: a list where places are numbers."""
-        return values if self._space is None else _Sparse(zip(places, values, strict=True))
+        return values if self._space is None else Sparse(zip(places, values, strict=True))
 
     def _where(self, places: Sequence[Any]) -> tuple[Any, Any]:
         """Return places as the keys and the namespaces that a batch verb takes."""
@@ -226,19 +253,33 @@ class ElementState(Shown, Generic[S]):
         return key_rows(self._batch(), [number for number, _ in places], schema), spaces
 
     def _is_timed(self) -> bool:
-        """Whether rows expire by the event time of the elements that wrote them."""
-        ttl = self.state.descriptor.ttl
-        return ttl is not None and ttl.clock == "event_time"
+        """Whether the state has a time to live."""
+        return self.state.descriptor.ttl is not None
 
-    def _times(self, rows: Sequence[int], timestamps: pa.Array | None) -> pa.Array | None:
-        """Return the event times that rows carry, for a state that expires by them; without any one must be known."""
-        if not rows or not self._is_timed():
+    def _is_hidden(self, time: int | None) -> bool:
+        """Whether what has this time has expired so that nobody sees it."""
+        return time is not None and time <= self._hidden_up_to
+
+    def _time_after_read(self, time: int | None) -> int | None:
+        """Return the time of something after the function has read it, `EXPIRED` if it is gone then."""
+        if time is None:
             return None
-        if timestamps is None:
+        return EXPIRED if time <= self._expired_up_to else max(time, self._renewed_to)
+
+    def _time(self) -> int | None:
+        """Return the time of what the element writes, None where none is known."""
+        time = self._place.event_time if self._by_event_time else None
+        return self._written_at if time is None else time
+
+    def _event_times(self, times: Sequence[int | None]) -> pa.Array | None:
+        """Return times as a batch verb takes them: event times, each of which must be known, and no others."""
+        if not self._by_event_time:
+            return None
+        column = pa.array(times, pa.int64())
+        if column.null_count:
             # Refused here, and not when other states have been written already.
             self.state.check_time_known()
-            return None
-        return timestamps.take(pa.array(rows, pa.int64()))
+        return column
 
     def _sources(self, target: Any, sources: Iterable[Any]) -> tuple[Any, list[Any]]:
         """Return the places of a target namespace of the element's key, and of those to be merged into it."""
@@ -249,7 +290,7 @@ class ElementState(Shown, Generic[S]):
         return (number, into), [place for place in places if place != (number, into)]
 
 
-class _Sparse(dict[Any, Any]):
+class Sparse(dict[Any, Any]):
     """Values by place, None where there is none."""
 
     def __missing__(self, place: Any) -> None:

@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arrowstate.schema.plain import copying, integer_bounds
+from arrowstate.state.expiry import UNKNOWN_TIME
 from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.value import ValueState
@@ -22,30 +24,38 @@ Folding = TypeVar("Folding", bound=ReducingState | AggregatingState)
 
 
 class _ElementRow(ElementState[OneRow]):
-    """A state with one row per key: values by place, and the rows that wrote them."""
+    """A state with one row per key: values by place, with a time to live also their times, and which were written."""
 
     def __init__(self, state: OneRow, place: Place) -> None:
         super().__init__(state, place)
         self._values: Any = []
-        self._rows: Any = []
+        self._times: Any = None
+        # Whether what is in the batch may expire or be renewed within it, so that times count before its end.
+        self._ages = False
+        self._written: Any = []
         self._write: Callable[[], None] | None = None
 
     def begin(self, keys: KeyBatch) -> None:
         super().begin(keys)
         stored, places = self._stored()
-        self._values = self._by_place(places, self._read(stored))
-        self._rows = [-1] * len(keys) if self._space is None else {}
+        values, times = self.state.timed_values(stored)
+        self._values = self._by_place(places, self._held(values))
+        self._times = None if times is None else self._by_place(places, times.to_pylist())
+        oldest = None if times is None else pc.min(times).as_py()
+        expires = oldest is not None and oldest <= self._expired_up_to
+        self._ages = self._by_event_time or expires
+        self._written = [False] * len(keys) if self._space is None else {}
         self._write = None
 
     def clear(self) -> None:
         """Remove the value of the element's key."""
-        self._set(None)
+        self._get()
+        self._drop(self._place.number)
 
-    def convert(self, timestamps: pa.Array | None) -> None:
-        keys, places, rows = self._written()
+    def convert(self) -> None:
+        keys, places = self._places_written()
         if places:
-            given = pa.array([self._values[place] for place in places], self.state.descriptor.type)
-            self._write = self.state.stage(keys, given, self._times_of(given, rows, timestamps))
+            self._stage(keys, places, self._columns(places))
 
     def apply(self) -> None:
         if self._write is not None:
@@ -53,45 +63,67 @@ class _ElementRow(ElementState[OneRow]):
 
     def end(self) -> None:
         super().end()
-        self._values, self._rows, self._write = [], [], None
+        self._values, self._times, self._written, self._write = [], None, [], None
+        self._ages = False
 
-    def _read(self, stored: KeyBatch) -> list[Any]:
-        return self._plain(self.state.stored_values(stored))
+    def _held(self, stored: pa.Array) -> list[Any]:
+        """Return what is kept of stored values."""
+        return self._plain(stored)
 
-    def _times_of(self, values: pa.Array, rows: Sequence[int], timestamps: pa.Array | None) -> pa.Array | None:
-        """Return the event times of values; where all of them only remove, none need be known."""
-        return None if values.null_count == len(values) and timestamps is None else self._times(rows, timestamps)
+    def _columns(self, places: Sequence[Any]) -> pa.Array:
+        """Return the values in places as they are stored."""
+        # A range is of all places.
+        values = self._values if isinstance(places, range) else [self._values[place] for place in places]
+        return pa.array(values, self.state.descriptor.type)
 
-    def _written(self) -> tuple[KeyBatch, Sequence[Any], Sequence[int]]:
-        """Return the keys written to, the place of each, and the row that wrote to it last."""
+    def _stage(self, keys: KeyBatch, places: Sequence[Any], values: pa.Array) -> None:
+        """Make ready to write; what only removes needs no time."""
+        times = None
+        if self._times is not None:
+            if not self._ages:
+                for place in places:
+                    self._renew(place)
+            times = pa.array([self._times[place] for place in places], pa.int64())
+            if pc.any(pc.and_(times.is_null(), values.is_valid())).as_py():
+                # Refused here, and not when other states have been written already.
+                self.state.check_time_known()
+            times = times.fill_null(0)
+        self._write = self.state.stage(keys, values, times)
+
+    def _places_written(self) -> tuple[KeyBatch, Sequence[Any]]:
+        """Return the keys written to, and the place of each."""
         keys = self._batch()
         if self._space is None:
-            written = np.flatnonzero(np.array(self._rows, dtype=np.int64) >= 0)
-            if written.size == len(keys):
-                return keys, range(len(keys)), self._rows
-            numbers = written.tolist()
-            return keys.only(written), numbers, [self._rows[number] for number in numbers]
-        places, rows = list(self._rows), list(self._rows.values())
+            written = np.flatnonzero(np.array(self._written, dtype=np.bool_))
+            return (keys, range(len(keys))) if written.size == len(keys) else (keys.only(written), written.tolist())
+        places = list(self._written)
         if not places:
-            return keys, [], []
+            return keys, []
         batch = self.state.key_batch(*self._where(places))
-        order = batch.order.tolist()
-        return batch, [places[n] for n in order], [rows[n] for n in order]
+        return batch, [places[n] for n in batch.order.tolist()]
+
+    def _drop(self, place: Any) -> None:
+        """Remove what is in a place."""
+        self._values[place] = None
+        self._written[place] = True
+        if self._times is not None:
+            self._times[place] = None
+
+    def _base(self, place: Any) -> Any:
+        """Return what is in a place for more to be folded into it; what has expired and is hidden is no more."""
+        if self._ages and self._is_hidden(self._times[place]):
+            self._drop(place)
+        return self._values[place]
+
+    def _renew(self, place: Any) -> None:
+        """Give what is in a place the time of the element."""
+        self._times[place] = self._time()
 
     def _get(self) -> Any:
         try:
             return self._values[self._place.number]
         except (IndexError, TypeError):
             raise self._outside() from None
-
-    def _set(self, value: Any) -> None:
-        place = self._place
-        number = place.number
-        try:
-            self._values[number] = value
-        except (IndexError, TypeError):
-            raise self._outside() from None
-        self._rows[number] = place.row
 
 
 class ElementValue(_ElementRow[ValueState]):
@@ -110,6 +142,8 @@ class ElementValue(_ElementRow[ValueState]):
             value = self._values[self._place.number]
         except (IndexError, TypeError):
             raise self._outside() from None
+        if self._ages:
+            value = self._base(self._place.number)
         if value is None:
             value = self._default
         return self._copy(value) if self._is_nested else value
@@ -121,32 +155,18 @@ class ElementValue(_ElementRow[ValueState]):
             pass
         elif value is not None:
             value = self._fit(value)
-        place = self._place
-        number = place.number
+        number = self._place.number
         try:
             self._values[number] = value
         except (IndexError, TypeError):
             raise self._outside() from None
-        self._rows[number] = place.row
+        self._written[number] = True
+        if self._ages:
+            self._renew(number)
 
 
 class _ElementFold(_ElementRow[Folding], ABC):
-    """A state into which values are folded: what was added in the batch, and from where on it counts."""
-
-    def __init__(self, state: Folding, place: Place) -> None:
-        super().__init__(state, place)
-        # Place, row and value; of a reducing state they only tell times.
-        self._added: list[tuple[Any, int, Any]] = []
-        self._starts: dict[Any, int] = {}
-
-    def begin(self, keys: KeyBatch) -> None:
-        super().begin(keys)
-        self._added, self._starts = [], {}
-
-    def clear(self) -> None:
-        """Remove what the element's key has."""
-        self._set(None)
-        self._starts[self._place.number] = len(self._added)
+    """A state into which values are folded."""
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Fold what the element's key has in some namespaces, in their order, into what it has in `target`.
@@ -158,11 +178,14 @@ class _ElementFold(_ElementRow[Folding], ABC):
         before = [(kept, {place: kept[place] for place in (into, *places) if place in kept}) for kept in self._kept()]
         try:
             for place in places:
-                value = self._take(place)
+                value = self._one(place)
                 if value is not None:
-                    self._rows[place] = self._rows[into] = self._place.row
-                    self._starts[place] = len(self._added)
-                    self._put(into, value)
+                    self._drop(place)
+                    merged = self._values[into] = self._merged(self._one(into), value)
+                    if merged is None:
+                        self._drop(into)
+                    else:
+                        self._note(into)
         except BaseException:
             # A function that handles the error goes on with what was there.
             for kept, had in before:
@@ -173,35 +196,26 @@ class _ElementFold(_ElementRow[Folding], ABC):
 
     def _kept(self) -> list[dict[Any, Any]]:
         """Return all that is kept by place."""
-        return [self._values, self._rows, self._starts]
+        return [self._values, self._written] + ([] if self._times is None else [self._times])
 
-    def end(self) -> None:
-        super().end()
-        self._added, self._starts = [], {}
+    def _renew(self, place: Any) -> None:
+        """Give what is in a place the time of the element, unless something younger went into it."""
+        old, new = self._times[place], self._time()
+        self._times[place] = new if new is None or old is None or old == UNKNOWN_TIME else max(old, new)
+
+    def _note(self, place: Any) -> None:
+        """Note that something was folded into a place."""
+        self._written[place] = True
+        if self._ages:
+            self._renew(place)
 
     @abstractmethod
-    def _take(self, place: Any) -> Any:
-        """Remove what is in a place, and return it; None if there is nothing."""
+    def _one(self, place: Any) -> Any:
+        """Return what is in a place for it to be merged; None if there is nothing."""
 
     @abstractmethod
-    def _put(self, place: Any, value: Any) -> None:
-        """Merge something into what is in a place."""
-
-    def _stage(
-        self, keys: KeyBatch, places: Sequence[Any], values: pa.Array, rows: Sequence[int], timestamps: pa.Array | None
-    ) -> None:
-        """Make ready to write; with a time to live what was folded is as old as the youngest that went into it."""
-        times = self._times_of(values, rows, timestamps)
-        if times is not None and timestamps is not None:
-            at, latest = timestamps.to_pylist(), dict(zip(places, times.to_pylist(), strict=True))
-            for number, (place, row, _) in enumerate(self._added):
-                if number >= self._starts.get(place, 0):
-                    latest[place] = max(latest[place], at[row])
-            times = pa.array([latest[place] for place in places], pa.int64())
-        # Few batches clear anything, and then no place is looked at.
-        cleared = enumerate(places) if self._starts else ()
-        anew = np.array([number for number, place in cleared if place in self._starts], dtype=np.int64)
-        self._write = self.state.stage(keys, values, times, anew=anew)
+    def _merged(self, old: Any, value: Any) -> Any:
+        """Return something merged into what a place has, or None."""
 
 
 class ElementReducing(_ElementFold[ReducingState]):
@@ -212,68 +226,49 @@ class ElementReducing(_ElementFold[ReducingState]):
         self._given = given_of(state.descriptor)
         self._fold = fold_of(state.descriptor)
         self._merge = fold_of(state.descriptor, merging=True)
-        self._timed = self._is_timed()
         descriptor = state.descriptor
-        is_sum = descriptor.reduce == "sum" and not self._timed
         # No integer is within the bounds of what is no sum of integers.
-        self._lowest, self._highest = integer_bounds(descriptor.type) if is_sum else (1, 0)
+        self._lowest, self._highest = integer_bounds(descriptor.type) if descriptor.reduce == "sum" else (1, 0)
 
     def add(self, value: Any) -> None:
         """Fold one value into that of the element's key; None clears it."""
-        # Sums of integers without a call: they are most of what is folded, and a call costs as much as all the rest.
-        if type(value) is int and self._lowest <= value <= self._highest:
-            place = self._place
-            number = place.number
-            try:
-                old = self._values[number]
-            except (IndexError, TypeError):
-                raise self._outside() from None
-            total = value if old is None else old + value
-            if self._lowest <= total <= self._highest:
-                self._values[number] = total
-                self._rows[number] = place.row
-                return
         if value is None:
             self.clear()
             return
-        value = self._given(value)
-        place = self._place
-        number = place.number
+        # Sums of integers without a call: they are most of what is folded, and a call costs as much as all the rest.
+        is_fast = type(value) is int and self._lowest <= value <= self._highest
+        if not is_fast:
+            value = self._given(value)
+        number = self._place.number
         try:
             old = self._values[number]
         except (IndexError, TypeError):
             raise self._outside() from None
-        folded = self._fold(old, value)
+        if self._ages:
+            old = self._base(number)
+        if is_fast:
+            folded = value if old is None else old + value
+            is_fast = self._lowest <= folded <= self._highest
+        if not is_fast:
+            folded = self._fold(old, value)
         if folded is None:
             self.clear()
             return
         self._values[number] = folded
-        self._rows[number] = place.row
-        if self._timed:
-            self._added.append((number, place.row, None))
+        self._written[number] = True
+        if self._ages:
+            self._renew(number)
 
     def get(self) -> Any:
         """Return the value of the element's key, None if it has none."""
-        return self._copy(self._get())
+        value = self._get()
+        return self._copy(self._base(self._place.number) if self._ages else value)
 
-    def convert(self, timestamps: pa.Array | None) -> None:
-        keys, places, rows = self._written()
-        if places:
-            # A range is of all places.
-            values = self._values if isinstance(places, range) else [self._values[place] for place in places]
-            given = pa.array(values, self.state.descriptor.type)
-            self._stage(keys, places, given, rows, timestamps)
+    def _one(self, place: Any) -> Any:
+        return self._base(place)
 
-    def _take(self, place: Any) -> Any:
-        value = self._values[place]
-        if value is not None:
-            self._values[place] = None
-        return value
-
-    def _put(self, place: Any, value: Any) -> None:
-        self._values[place] = merged = self._merge(self._values[place], value)
-        if merged is None:
-            self._starts[place] = len(self._added)
+    def _merged(self, old: Any, value: Any) -> Any:
+        return self._merge(old, value)
 
 
 class ElementAggregating(_ElementFold[AggregatingState]):
@@ -288,12 +283,13 @@ class ElementAggregating(_ElementFold[AggregatingState]):
         self._copy_result = copying(state.descriptor.result_type)
         self._accumulators = pa.array([], state.layout.value_type)
         self._results: list[Any] | None = None
+        self._added: list[Any] = []
         # Of each place the numbers among those added that are in no accumulator yet.
         self._pending: dict[Any, list[int]] = {}
 
     def begin(self, keys: KeyBatch) -> None:
         super().begin(keys)
-        self._results, self._pending = None, {}
+        self._results, self._added, self._pending = None, [], {}
 
     def add(self, value: Any) -> None:
         """Add one value to the accumulator of the element's key; None clears it."""
@@ -301,10 +297,12 @@ class ElementAggregating(_ElementFold[AggregatingState]):
             self.clear()
             return
         value = self._fit(value)
-        self._set(self._get())
+        self._get()
         place = self._place.number
+        self._base(place)
+        self._note(place)
         self._pending.setdefault(place, []).append(len(self._added))
-        self._added.append((place, self._place.row, value))
+        self._added.append(value)
 
     def get(self) -> Any:
         """Return the result of the element's key, None if it has no values.
@@ -312,9 +310,11 @@ class ElementAggregating(_ElementFold[AggregatingState]):
         After an `add` to the key in the same batch the aggregate is called for one key alone. Other results are
         computed for all keys of the batch by the first call.
         """
-        held = self._get()
-        if self._place.number in self._pending:
-            held = self._fold(self._place.number)
+        self._get()
+        place = self._place.number
+        held = self._base(place)
+        if place in self._pending:
+            held = self._folded(place)
         if held is None:
             return None
         if isinstance(held, pa.Array):
@@ -323,17 +323,18 @@ class ElementAggregating(_ElementFold[AggregatingState]):
             self._results = self._plain(self.state.results(self._accumulators))
         return self._copy_result(self._results[held])
 
-    def clear(self) -> None:
-        super().clear()
-        self._pending.pop(self._place.number, None)
+    def end(self) -> None:
+        super().end()
+        self._accumulators, self._results = self._accumulators[:0], None
+        self._added, self._pending = [], {}
 
-    clear.__doc__ = _ElementFold.clear.__doc__
+    def _held(self, stored: pa.Array) -> list[Any]:
+        # A value is the number of a stored accumulator, or one that has been folded in this batch.
+        self._accumulators = stored
+        return list(range(len(stored)))
 
-    def convert(self, timestamps: pa.Array | None) -> None:
-        keys, places, rows = self._written()
-        if not places:
-            return
-        given = pa.array([value for _, _, value in self._added], self.state.descriptor.type)
+    def _columns(self, places: Sequence[Any]) -> pa.Array:
+        given = pa.array(self._added, self.state.descriptor.type)
         parts, numbers = [self._accumulators], []
         for place in places:
             held = self._values[place]
@@ -345,45 +346,31 @@ class ElementAggregating(_ElementFold[AggregatingState]):
         old = pa.concat_arrays(parts).take(pa.array(numbers, pa.int64()))
         added = [self._pending.get(place, ()) for place in places]
         chosen = pa.array([number for some in added for number in some], pa.int64())
-        accumulators = self.state.added(old, given.take(chosen), np.array(list(map(len, added)), dtype=np.int64))
-        self._stage(keys, places, accumulators, rows, timestamps)
-
-    def end(self) -> None:
-        super().end()
-        self._accumulators, self._results, self._pending = self._accumulators[:0], None, {}
-
-    def _read(self, stored: KeyBatch) -> list[Any]:
-        # A value is the number of a stored accumulator, or one that has been folded in this batch.
-        self._accumulators = self.state.stored_values(stored)
-        return list(range(len(stored)))
+        return self.state.added(old, given.take(chosen), np.array(list(map(len, added)), dtype=np.int64))
 
     def _kept(self) -> list[dict[Any, Any]]:
         return [*super()._kept(), self._pending]
 
-    def _one(self, place: Any) -> pa.StructArray:
-        """Return the accumulator in a place, null if there is none, without what is pending."""
+    def _drop(self, place: Any) -> None:
+        super()._drop(place)
+        self._pending.pop(place, None)
+
+    def _folded(self, place: Any) -> pa.StructArray:
+        """Add what is pending to the accumulator in a place, and return it."""
         held = self._values[place]
-        if isinstance(held, pa.Array):
-            return held
-        return self._accumulators.take(pa.array([held], pa.int64()))
-
-    def _fold(self, place: Any) -> pa.StructArray:
-        """Add what is pending to the accumulator in a place."""
-        chosen = [self._added[number] for number in self._pending[place]]
-        given = pa.array([value for _, _, value in chosen], self.state.descriptor.type)
-        held = self.state.added(self._one(place), given, np.array([len(chosen)], dtype=np.int64))
-        self._values[place] = held
-        del self._pending[place]
+        if not isinstance(held, pa.Array):
+            held = self._accumulators.take(pa.array([held], pa.int64()))
+        chosen = [self._added[number] for number in self._pending.get(place, ())]
+        if chosen:
+            given = pa.array(chosen, self.state.descriptor.type)
+            held = self._values[place] = self.state.added(held, given, np.array([len(chosen)], dtype=np.int64))
+            del self._pending[place]
         return held
 
-    def _take(self, place: Any) -> Any:
-        held = self._fold(place) if place in self._pending else self._one(place)
-        if held.null_count:
-            return None
-        self._values[place] = None
-        return held
+    def _one(self, place: Any) -> pa.StructArray | None:
+        self._base(place)
+        held = self._folded(place)
+        return None if held.null_count else held
 
-    def _put(self, place: Any, value: Any) -> None:
-        if place in self._pending:
-            self._fold(place)
-        self._values[place] = self.state.merged(self._one(place), np.zeros(1, dtype=np.int64), value)
+    def _merged(self, old: pa.StructArray | None, value: pa.StructArray) -> pa.StructArray:
+        return value if old is None else self.state.merged(old, np.zeros(1, dtype=np.int64), value)
