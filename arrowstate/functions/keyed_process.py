@@ -30,8 +30,8 @@ class KeyedProcessRunner(Runner[KeyedProcessFunction, ProcessContext]):
 
     Within a batch the function's reads see its writes. If the function raises, or writes a value that does not fit its
     state, or the disk is full, everything is as before the batch, and the same batch can be processed again. Only
-    attributes that the function set on itself stay changed. A read of a state with a time to live counts as a read of
-    all keys of the batch, in all their namespaces.
+    attributes that the function set on itself stay changed. With a time to live, a read renews or removes what it was
+    asked for, and nothing else.
 
     Parameters
     ----------

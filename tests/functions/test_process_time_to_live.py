@@ -13,6 +13,7 @@ from stores import USER, backend_of
 SPACES = pa.schema([("space", pa.int64())])
 NEVER = arrowstate.TimeToLive(100, clock="event_time")
 ONCE_MORE = arrowstate.TimeToLive(100, clock="event_time", visibility="return_until_cleaned_up")
+RENEWED = arrowstate.TimeToLive(100, clock="event_time", update="on_read_and_write")
 
 
 def none_at_a_multiple_of_three(old, new):
@@ -74,14 +75,10 @@ class Scripted(arrowstate.KeyedProcessFunction):
                 state.merge_namespaces(value.number % 2, [1 - value.number % 2])
 
 
-def stored_rows(backend, descriptor, expired):
+def stored_rows(backend, descriptor):
     runs = backend.state(descriptor).freeze().runs
     rows = [row for run in runs for batch in run.live_batches() for row in batch.drop_columns("_key_hash").to_pylist()]
-    return sorted(
-        repr({name: value for name, value in row.items() if name != "_seq"})
-        for row in rows
-        if row["_updated_at"] > expired
-    )
+    return sorted(repr({name: value for name, value in row.items() if name != "_seq"}) for row in rows)
 
 
 def run(kind, descriptor, parts, cuts):
@@ -93,13 +90,12 @@ def run(kind, descriptor, parts, cuts):
         borders = [0, *borders, rows.num_rows]
         for start, end in itertools.pairwise(borders):
             seen += process.process(rows.slice(start, end - start)).to_pylist()
-        seen.append(stored_rows(backend, descriptor, watermark - 100))
+        seen.append(stored_rows(backend, descriptor))
     return seen
 
 
-@pytest.mark.parametrize(
-    ("kind", "ttl"), [*((kind, NEVER) for kind in states(None)), ("list", ONCE_MORE), ("map", ONCE_MORE)]
-)
+@pytest.mark.parametrize("kind", states(None))
+@pytest.mark.parametrize("ttl", [NEVER, ONCE_MORE, RENEWED], ids=["never", "once more", "renewed"])
 @pytest.mark.parametrize("namespace", [None, SPACES], ids=["", "namespace"])
 @pytest.mark.parametrize("seed", range(3))
 def test_elements_see_and_leave_what_those_of_batches_of_one_do(monkeypatch, kind, ttl, namespace, seed):
@@ -125,3 +121,50 @@ def test_elements_see_and_leave_what_those_of_batches_of_one_do(monkeypatch, kin
     one_by_one = run(kind, descriptor, parts, [range(1, 30)] * 4)
 
     assert run(kind, descriptor, parts, cuts) == one_by_one
+
+
+@pytest.mark.parametrize("kind", states(None))
+@pytest.mark.parametrize("clock", ["event_time", "processing_time"])
+def test_a_function_that_reads_nothing_renews_and_removes_nothing(kind, clock):
+    now = [0]
+
+    def at(update, visibility, verbs):
+        now[0] = 0
+        ttl = arrowstate.TimeToLive(100, clock=clock, update=update, visibility=visibility)
+        descriptor = states(ttl)[kind]
+        backend = backend_of(USER, clock_ms=lambda: now[0])
+        process = arrowstate.KeyedProcessRunner(backend, Scripted(kind, descriptor), output=pa.string(), timestamp="at")
+        shown = []
+        for time, some in verbs:
+            now[0] = time
+            process.advance_watermark(time)
+            users = list(some)
+            shown += process.process(
+                pa.record_batch(
+                    {
+                        "user": users,
+                        "at": pa.array([time] * len(users), pa.int64()),
+                        "number": pa.array([7] * len(users), pa.int64()),
+                        "verbs": list(some.values()),
+                    }
+                )
+            ).to_pylist()
+        return shown
+
+    value = {"list": "[7]", "map": "7", "mean": "7.0"}.get(kind, "7")
+    none = {"list": "[]", "value": "0"}.get(kind, "None")
+    both = {"a": "write", "b": "write"}
+
+    renewed = at(
+        "on_read_and_write",
+        "never_return_expired",
+        [(0, both), (60, {"a": "", "b": "read"}), (120, {"a": "read", "b": "read"})],
+    )
+    kept = at(
+        "on_create_and_write",
+        "return_until_cleaned_up",
+        [(0, both), (100, {"a": "", "b": "read"}), (110, {"a": "read", "b": "read"})],
+    )
+
+    assert renewed == [f"b {value}", f"a {none}", f"b {value}"]
+    assert kept == [f"b {value}", f"a {value}", f"b {none}"]

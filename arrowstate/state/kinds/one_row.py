@@ -30,7 +30,7 @@ LOWEST = np.iinfo(np.int64).min
 class OneRowState(KeyedState[D]):
     """A state with one row per key: value, reducing and aggregating state."""
 
-    _plumbing = frozenset({"stage", "stored_values", "timed_values", "values_of"})
+    _plumbing = frozenset({"stage", "stored_values", "unread", "values_of"})
 
     @atomic
     def get_batch(self, keys: Any, *, namespace: Any = None) -> pa.Array:
@@ -82,16 +82,14 @@ class OneRowState(KeyedState[D]):
         """Return what a read gives for rows with these value columns."""
         return self._answers(self.layout.join(columns, np.empty(0, dtype=np.int64)))
 
-    def timed_values(self, keys: KeyBatch) -> tuple[pa.Array, pa.Array | None]:
-        """Return what `stored_values` does, and the time of each row where the state has a time to live."""
+    def unread(self, keys: KeyBatch) -> tuple[pa.Array, pa.Array | None]:
+        """Return what is stored for each distinct key, and with a time to live the time of it; this is no read.
+
+        Values that have expired are in it.
+        """
         self._flush()
         found = self._table.find(self._keys(keys, None))
-        values = self._read(found)
-        if self.descriptor.ttl is None:
-            return values, None
-        times = self._expiry.times_of(found)
-        self._expiry.after_read(keys, found, values)
-        return values, times
+        return self._read(found), None if self.descriptor.ttl is None else self._expiry.times_of(found)
 
     def stage(self, keys: KeyBatch, values: pa.Array, times: pa.Array | None) -> Callable[[], None]:
         """Make ready to set one value per distinct key, null to remove it; the function returned does it.

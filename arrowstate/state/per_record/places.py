@@ -23,7 +23,7 @@ from arrowstate.table.key_batch import KeyBatch
 
 S = TypeVar("S", bound=KeyedState[Any])
 
-_NONE_EXPIRED = -(1 << 63) - 1
+NONE_EXPIRED = -(1 << 63) - 1
 """Lower than all times."""
 
 EXPIRED = -(1 << 63) - 2
@@ -161,11 +161,11 @@ class ElementState(Shown, Generic[S]):
         self._written_at: int | None = None
         "The time of what is written in the batch, unless it is that of the element; None where none is known."
         self._by_event_time = False
-        self._expired_up_to = _NONE_EXPIRED
+        self._expired_up_to = NONE_EXPIRED
         "The last time that has expired, where the state has a time to live."
-        self._hidden_up_to = _NONE_EXPIRED
+        self._hidden_up_to = NONE_EXPIRED
         "The last time of what nobody sees."
-        self._renewed_to = _NONE_EXPIRED
+        self._renewed_to = NONE_EXPIRED
         "The time that a read gives what is older."
 
     def __repr__(self) -> str:
@@ -188,11 +188,11 @@ class ElementState(Shown, Generic[S]):
         if ttl is not None:
             self._by_event_time = ttl.clock == "event_time"
             self._written_at, expired = self.state.times_now()
-            self._expired_up_to = _NONE_EXPIRED if expired is None else expired
+            self._expired_up_to = NONE_EXPIRED if expired is None else expired
             hides = ttl.visibility == "never_return_expired"
-            self._hidden_up_to = self._expired_up_to if hides else _NONE_EXPIRED
+            self._hidden_up_to = self._expired_up_to if hides else NONE_EXPIRED
             renewed = self._written_at if ttl.update == "on_read_and_write" else None
-            self._renewed_to = _NONE_EXPIRED if renewed is None else renewed
+            self._renewed_to = NONE_EXPIRED if renewed is None else renewed
 
     def convert(self) -> None:
         """Make columns of what was written."""

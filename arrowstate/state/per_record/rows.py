@@ -16,7 +16,7 @@ from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.reducing import ReducingState
 from arrowstate.state.kinds.value import ValueState
 from arrowstate.state.per_record.folding import fold_of, given_of
-from arrowstate.state.per_record.places import ElementState, Place
+from arrowstate.state.per_record.places import NONE_EXPIRED, ElementState, Place, Sparse
 from arrowstate.table.key_batch import KeyBatch
 
 OneRow = TypeVar("OneRow", bound=ValueState | ReducingState | AggregatingState)
@@ -33,18 +33,20 @@ class _ElementRow(ElementState[OneRow]):
         # Whether what is in the batch may expire or be renewed within it, so that times count before its end.
         self._ages = False
         self._written: Any = []
+        self._renewed: set[Any] = set()
         self._write: Callable[[], None] | None = None
 
     def begin(self, keys: KeyBatch) -> None:
         super().begin(keys)
         stored, places = self._stored()
-        values, times = self.state.timed_values(stored)
+        values, times = self.state.unread(stored)
         self._values = self._by_place(places, self._held(values))
         self._times = None if times is None else self._by_place(places, times.to_pylist())
         oldest = None if times is None else pc.min(times).as_py()
         expires = oldest is not None and oldest <= self._expired_up_to
-        self._ages = self._by_event_time or expires
-        self._written = [False] * len(keys) if self._space is None else {}
+        self._ages = self._by_event_time or expires or self._renewed_to > NONE_EXPIRED
+        self._written = [False] * len(keys) if self._space is None else Sparse()
+        self._renewed = set()
         self._write = None
 
     def clear(self) -> None:
@@ -53,13 +55,18 @@ class _ElementRow(ElementState[OneRow]):
         self._drop(self._place.number)
 
     def convert(self) -> None:
-        keys, places = self._places_written()
+        places = self._written if self._space is not None else np.flatnonzero(self._written).tolist()
         if places:
+            keys, places = self._grouped(places)
             self._stage(keys, places, self._columns(places))
 
     def apply(self) -> None:
         if self._write is not None:
             self._write()
+        # What was written has its time already.
+        read = [place for place in self._renewed if not self._written[place]]
+        if read:
+            self.state.stored_values(self._grouped(read)[0])
 
     def end(self) -> None:
         super().end()
@@ -90,15 +97,13 @@ class _ElementRow(ElementState[OneRow]):
             times = times.fill_null(0)
         self._write = self.state.stage(keys, values, times)
 
-    def _places_written(self) -> tuple[KeyBatch, Sequence[Any]]:
-        """Return the keys written to, and the place of each."""
+    def _grouped(self, given: Iterable[Any]) -> tuple[KeyBatch, Sequence[Any]]:
+        """Return the keys of places, and the place of each."""
         keys = self._batch()
         if self._space is None:
-            written = np.flatnonzero(np.array(self._written, dtype=np.bool_))
-            return (keys, range(len(keys))) if written.size == len(keys) else (keys.only(written), written.tolist())
-        places = list(self._written)
-        if not places:
-            return keys, []
+            places = sorted(given)
+            return (keys, range(len(keys))) if len(places) == len(keys) else (keys.only(np.array(places)), places)
+        places = list(given)
         batch = self.state.key_batch(*self._where(places))
         return batch, [places[n] for n in batch.order.tolist()]
 
@@ -114,6 +119,19 @@ class _ElementRow(ElementState[OneRow]):
         if self._ages and self._is_hidden(self._times[place]):
             self._drop(place)
         return self._values[place]
+
+    def _seen(self, place: Any) -> Any:
+        """Return what is in a place for a read; then it is gone if it has expired, and else it may be renewed."""
+        value, time = self._values[place], self._times[place]
+        if time is None:
+            return value
+        if time <= self._expired_up_to:
+            self._drop(place)
+            return None if self._is_hidden(time) else value
+        if time < self._renewed_to:
+            self._times[place] = self._renewed_to
+            self._renewed.add(place)
+        return value
 
     def _renew(self, place: Any) -> None:
         """Give what is in a place the time of the element."""
@@ -143,7 +161,7 @@ class ElementValue(_ElementRow[ValueState]):
         except (IndexError, TypeError):
             raise self._outside() from None
         if self._ages:
-            value = self._base(self._place.number)
+            value = self._seen(self._place.number)
         if value is None:
             value = self._default
         return self._copy(value) if self._is_nested else value
@@ -262,7 +280,7 @@ class ElementReducing(_ElementFold[ReducingState]):
     def get(self) -> Any:
         """Return the value of the element's key, None if it has none."""
         value = self._get()
-        return self._copy(self._base(self._place.number) if self._ages else value)
+        return self._copy(self._seen(self._place.number) if self._ages else value)
 
     def _one(self, place: Any) -> Any:
         return self._base(place)
@@ -310,11 +328,12 @@ class ElementAggregating(_ElementFold[AggregatingState]):
         After an `add` to the key in the same batch the aggregate is called for one key alone. Other results are
         computed for all keys of the batch by the first call.
         """
-        self._get()
+        held = self._get()
         place = self._place.number
-        held = self._base(place)
         if place in self._pending:
             held = self._folded(place)
+        if self._ages:
+            held = self._seen(place)
         if held is None:
             return None
         if isinstance(held, pa.Array):
