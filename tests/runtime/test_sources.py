@@ -764,6 +764,21 @@ def test_a_text_without_anything_has_no_rows(tmp_path: Path, monkeypatch: Any, f
     assert all_rows(FileSource(tmp_path, format, schema=NUMBERS)) == []
 
 
+@pytest.mark.parametrize(
+    ("names", "row", "line"), [("n,text", "{n},a", "-"), ("n,text", "{n},a", "+"), ("n", "{n}", ",")]
+)
+def test_a_line_of_csv_with_another_number_of_fields_is_told_whatever_is_in_it(
+    tmp_path: Path, names: str, row: str, line: str
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join([names, row.format(n=1), line, row.format(n=2)]))
+
+    with pytest.raises(SourceError, match="Expected . columns, got .") as caught:
+        all_rows(FileSource(tmp_path, "csv", schema=NUMBERS))
+
+    assert caught.value.row == 1
+
+
 def test_fields_of_csv_without_quotes_are_null_where_they_are_empty_and_never_else(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('text,n\n,1\n"",\nNA,2\nnull,3\n')
     source = FileSource(tmp_path, "csv", schema=pa.schema({"text": pa.string(), "n": pa.int64()}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import accumulate
@@ -275,7 +276,8 @@ class CsvRows(TextRows):
         text = self._beginning.read(_NAMES_BYTES).decode("utf-8-sig", "replace")
         self.file.seek(0)
         names = next(filter(None, csv.reader(io.StringIO(text, newline=""))), [])
-        self._last = _LAST_OF_MANY if len(names) > 1 else _LAST_OF_ONE
+        # A line that no file has by chance, and of another number of columns than the text.
+        self._last = secrets.token_hex(16) + ("" if len(names) > 1 else ",")
         for name in schema.names:
             if names.count(name) > 1:
                 raise Misfit(f"the file has {names.count(name)} columns {name!r}")
@@ -331,8 +333,6 @@ class CsvRows(TextRows):
 
 
 _OPEN_QUOTE = "a quote is opened in its last row and never closed; the file may have been cut"
-_LAST_OF_ONE, _LAST_OF_MANY = ",", "-"
-"""Lines that have another number of columns than a text of one column, and of many."""
 
 
 class _Lasting:
