@@ -764,6 +764,15 @@ def test_a_text_without_anything_has_no_rows(tmp_path: Path, monkeypatch: Any, f
     assert all_rows(FileSource(tmp_path, format, schema=NUMBERS)) == []
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("text", ["n,text", '\n\n"n",text', "n", "n\n", "\ufeffn\r\n\r\n"])
+def test_a_csv_of_only_its_names_has_no_rows(tmp_path: Path, text: str, suffix: str) -> None:
+    body = text.encode()
+    (tmp_path / f"a.csv{suffix}").write_bytes(gzip.compress(body) if suffix else body)
+
+    assert all_rows(FileSource(tmp_path, "csv", schema=NUMBERS)) == []
+
+
 @pytest.mark.parametrize(
     ("names", "row", "line"), [("n,text", "{n},a", "-"), ("n,text", "{n},a", "+"), ("n", "{n}", ",")]
 )

@@ -342,18 +342,24 @@ class _Lasting:
 
     def __init__(self, text: pa.NativeFile, last: str) -> None:
         self._text = text
-        # The text may end without a newline; a line without anything is passed over.
-        self._last = b"\n" + last.encode()
+        self._last = last.encode()
         self._is_blank = True
+        self._is_ended = False
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes of the text, and after them the line, unless nothing is in the text."""
-        block = self._text.read(size)
-        if block:
-            self._is_blank = self._is_blank and not block.strip(_BLANK)
-            return block
-        last, self._last = self._last, b""
-        return b"" if self._is_blank else last
+        """Return the next bytes of the text, and after them the line, unless nothing is in the text.
+
+        The line is a block of its own, so that an error in it does not cost the rows before it.
+        """
+        if self._is_ended:
+            last, self._last = self._last[:size], self._last[size:]
+            return b"" if self._is_blank else last
+        block = _filled(self._text, b"", size)
+        self._is_blank = self._is_blank and not block.strip(_BLANK)
+        self._is_ended = len(block) < size
+        # The parser asks for a newline in the first block, also of a text that ends without any; a line without
+        # anything is passed over.
+        return block + b"\n" if self._is_ended and not self._is_blank else block
 
     def close(self) -> None:
         """Leave the text to whoever opened it."""
@@ -395,9 +401,7 @@ class _Objects:
 
     def read(self, size: int) -> bytes:
         """Return the next bytes, which end with a line if one ends in them."""
-        block = self._rest
-        while len(block) < size and (more := self._text.read(size - len(block))):
-            block += more
+        block = _filled(self._text, self._rest, size)
         end = block.rfind(b"\n") + 1 if len(block) == size else 0
         block, self._rest = (block[:end], block[end:]) if end else (block, b"")
         if self._is_at_line:
@@ -407,6 +411,13 @@ class _Objects:
 
     def close(self) -> None:
         """Leave the text to whoever opened it."""
+
+
+def _filled(text: pa.NativeFile, block: bytes, size: int) -> bytes:
+    """Return a block and the next bytes of a text, so many in all, fewer only at the end of the text."""
+    while len(block) < size and (more := text.read(size - len(block))):
+        block += more
+    return block
 
 
 _LEADING_NULL = re.compile(rb"\A((?:\xef\xbb\xbf)?\s*)null")
