@@ -906,6 +906,22 @@ class TestProtobuf:
         with pytest.raises(InvalidInputError, match=r"a row does not fit the message shop.Payment"):
             around(ProtobufFormat(message_class()), rows)
 
+    def test_a_required_field_needs_a_column_and_a_value(self):
+        file = descriptor_pb2.FileDescriptorProto(name="old.proto", package="old", syntax="proto2")
+        message = file.message_type.add(name="Payment")
+        message.field.add(name="user", number=1, type=9, label=2)
+        message.field.add(name="amount", number=2, type=3, label=1)
+        pool = descriptor_pool.DescriptorPool()
+        pool.Add(file)
+        format = ProtobufFormat(message_factory.GetMessageClass(pool.FindMessageTypeByName("old.Payment")))
+
+        with pytest.raises(InvalidInputError, match="old.Payment requires the field 'user', .* the rows have amount"):
+            format.encoder(pa.schema({"amount": pa.int64()}), "t-value")
+        with pytest.raises(InvalidInputError, match="a row does not fit the message old.Payment: .*user"):
+            around(format, pa.table({"user": ["ann", None]}))
+
+        assert around(format, pa.table({"user": ["ann"]}))["user"].to_pylist() == ["ann"]
+
     def test_what_is_no_class_of_messages_is_refused(self):
         with pytest.raises(InvalidInputError, match="a class of messages that protoc made, got <class 'int'>"):
             ProtobufFormat(int)

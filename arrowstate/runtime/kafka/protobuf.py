@@ -134,12 +134,19 @@ class ProtobufFormat(Format):
         return lambda messages: in_parts(messages, told, self.schema)
 
     def encoder(self, schema: pa.Schema, subject: str) -> Encode:
-        """Return a function that makes messages; fields without a column are not set."""
+        """Return a function that makes messages; fields without a column are not set, so required ones need one."""
         kind = self._class()
         own = [name for name in self.schema.names if name in schema.names]
         check_columns(pa.schema([self.schema.field(name) for name in own]), schema, "ProtobufFormat")
         if not own:
             raise InvalidInputError(f"none of {', '.join(schema.names)} is a field of {self.name}")
+        required = [field.name for field in kind.DESCRIPTOR.fields if field.is_required]
+        missing = [name for name in required if name not in schema.names]
+        if missing:
+            raise InvalidInputError(
+                f"{self.name} requires the field {missing[0]!r}, which needs a column; the rows have "
+                f"{', '.join(schema.names)}"
+            )
 
         @functools.cache
         def header() -> bytes:
@@ -148,6 +155,7 @@ class ProtobufFormat(Format):
             return HEADER.pack(0, self.registry.latest(subject).id) + _indexes(kind.DESCRIPTOR)
 
         from google.protobuf.json_format import ParseError
+        from google.protobuf.message import EncodeError
 
         def encode(rows: pa.RecordBatch) -> Bytes:
             made = []
@@ -158,7 +166,7 @@ class ProtobufFormat(Format):
                     message = kind()
                     _fill(message, row)
                     made.append(first + message.SerializeToString())
-            except (*OF_MESSAGES, ParseError) as error:
+            except (*OF_MESSAGES, ParseError, EncodeError) as error:
                 raise InvalidInputError(f"a row does not fit the message {self.name}: {error}") from error
             return made
 
