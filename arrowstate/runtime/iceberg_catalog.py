@@ -33,9 +33,12 @@ class IcebergTable:
         return {**self.__dict__, "_loaded": None}
 
     def load(self) -> Table:
-        """Return the table as it is now."""
-        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-        from requests import RequestException
+        """Return the table as it is now.
+
+        A catalog that cannot be reached, or has no answer now, is an UnavailableError, which a job tries again. One
+        that refuses is an InvalidInputError.
+        """
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, RESTError
 
         try:
             return self._catalog().load_table(self.table)
@@ -44,9 +47,14 @@ class IcebergTable:
                 f"there is no Iceberg table {self.table!r} in catalog {self.catalog!r}; make it first, with "
                 "create_table of the catalog"
             ) from None
-        except RequestException as error:
+        except _unavailable() as error:
             raise UnavailableError(
                 "the Iceberg catalog", "asking it for a table", self._without_secrets(error)
+            ) from None
+        except RESTError as error:
+            raise InvalidInputError(
+                f"the catalog {self.catalog!r} refuses to open the Iceberg table {self.table!r}: "
+                f"{self._without_secrets(error)}; mend the options of the catalog, or what it allows this user to do"
             ) from None
 
     def close(self) -> None:
@@ -72,3 +80,17 @@ class IcebergTable:
     def _without_secrets(self, error: Exception) -> str:
         # The URI of a database may have its password.
         return hidden(str(error), [*secrets_of(self.options), *filter(None, [self.options.get("uri")])])
+
+
+def _unavailable() -> tuple[type[Exception], ...]:
+    """Return the errors of a catalog that another attempt may not meet again."""
+    from pyiceberg.exceptions import ServerError, ServiceUnavailableError, TooManyRequestsError
+    from requests import RequestException
+
+    errors = (RequestException, ServerError, ServiceUnavailableError, TooManyRequestsError)
+    try:
+        from sqlalchemy.exc import OperationalError
+    except ImportError:
+        # It comes with an extra of PyIceberg; only catalogs in a database need it.
+        return errors
+    return (*errors, OperationalError)

@@ -1,7 +1,10 @@
 """The sinks of Delta and Iceberg tables: the contract, writers at the same time, a second start, what does not fit."""
 
+import json
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from arrowstate.runtime import (
     DeltaSource,
     GeneratorSource,
     IcebergSink,
+    IcebergSource,
     Job,
     ParquetSink,
     Sink,
@@ -351,11 +355,63 @@ def test_a_catalog_that_cannot_be_loaded_is_told_without_its_password() -> None:
     assert "hush" not in str(raised.value)
 
 
-def test_a_catalog_that_does_not_answer_is_waited_for() -> None:
-    options = {"type": "rest", "uri": "http://127.0.0.1:1/"}
-
-    with pytest.raises(UnavailableError, match="the Iceberg catalog"):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"type": "rest", "uri": "http://127.0.0.1:1/"},
+        {"type": "sql", "uri": "sqlite:////nonexistent/hush", "warehouse": "file:///nonexistent"},
+        {"type": "sql", "uri": "postgresql+psycopg://ann:hush@127.0.0.1:1/x", "warehouse": "file:///nonexistent"},
+    ],
+    ids=["rest", "sqlite", "postgres"],
+)
+def test_a_catalog_that_does_not_answer_is_waited_for(options: dict[str, str]) -> None:
+    with pytest.raises(UnavailableError, match="the Iceberg catalog") as raised:
         IcebergSink("shop.t", catalog_options=options).open("a-store", "a-sink")
+
+    assert "hush" not in str(raised.value)
+
+
+@pytest.fixture
+def rest(request: Any) -> Iterator[str]:
+    """A catalog of REST that answers with these numbers, the last one again and again."""
+    numbers = list(request.param)
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            number = numbers.pop(0) if len(numbers) > 1 else numbers[0]
+            self.send_response(number)
+            self.end_headers()
+            body = {"defaults": {}, "overrides": {}} if number == 200 else {"error": self.error(number)}
+            self.wfile.write(json.dumps(body).encode())
+
+        def error(self, number: int) -> dict[str, Any]:
+            return {"message": f"no, {self.headers['Authorization']}", "type": "Told", "code": number}
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("rest", [[503], [500], [429], [200, 503]], indirect=True, ids=str)
+def test_a_catalog_that_has_no_answer_now_is_waited_for(rest: str) -> None:
+    with pytest.raises(UnavailableError, match="the Iceberg catalog .* Told: no") as raised:
+        IcebergSource("shop.t", catalog_options={"type": "rest", "uri": rest, "token": "hush"})
+
+    assert "hush" not in str(raised.value)
+
+
+@pytest.mark.parametrize("rest", [[401], [403], [400], [200, 401], [200, 403]], indirect=True, ids=str)
+def test_a_catalog_that_refuses_is_told(rest: str) -> None:
+    with pytest.raises(InvalidInputError, match="the catalog 'default' refuses to open .* Told: no") as raised:
+        IcebergSource("shop.t", catalog_options={"type": "rest", "uri": rest, "token": "hush"})
+
+    assert "hush" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,12 @@ class IcebergSink(OpenTableSink):
     ------
     MissingDependencyError
         If PyIceberg is not installed: `pip install 'arrowstate[iceberg]'`.
+    UnavailableError
+        From `open` and a commit, if the catalog cannot be reached, or has no answer now.
     InvalidInputError
-        Where the sink is declared, and from `open` and a commit: if there is no such catalog or table, or it has other
-        columns. From a commit, if values do not fit their types. Then nothing of these rows is in the table.
+        Where the sink is declared, and from `open` and a commit: if there is no such catalog or table, the catalog
+        refuses it, or it has other columns. From a commit, if values do not fit their types. Then nothing of these rows
+        is in the table.
 
     Notes
     -----

@@ -64,11 +64,11 @@ class IcebergSource(OpenTableSource):
     MissingDependencyError
         If PyIceberg is not installed: `pip install 'arrowstate[iceberg]'`.
     UnavailableError
-        If the catalog cannot be reached.
+        If the catalog cannot be reached, or has no answer now.
     InvalidInputError
-        If an argument is wrong, or there is no such catalog, table, snapshot or column. Reading raises a `SourceError`
-        if a snapshot that was not read is expired, if the table was rolled back or made anew, at deletes and overwrites
-        as said above, and if a column that is read is gone or has another type.
+        If an argument is wrong, there is no such catalog, table, snapshot or column, or the catalog refuses the table.
+        Reading raises a `SourceError` if a snapshot that was not read is expired, if the table was rolled back or made
+        anew, at deletes and overwrites as said above, and if a column that is read is gone or has another type.
 
     Notes
     -----
