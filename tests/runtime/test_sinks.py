@@ -340,7 +340,7 @@ NESTED = {
         pa.array([[1_001]], pa.list_(pa.timestamp("ns", "UTC"))),
         [[datetime.datetime(1970, 1, 1, 0, 0, 0, 1, datetime.UTC)]],
     ),
-    "interval[]": (pa.array([[-1_500_001]], pa.list_(pa.duration("ns"))), [[datetime.timedelta(microseconds=-1_500)]]),
+    "interval[]": (pa.array([[-1_500_999]], pa.list_(pa.duration("ns"))), [[datetime.timedelta(microseconds=-1_500)]]),
 }
 
 

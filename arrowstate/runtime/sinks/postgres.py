@@ -47,8 +47,9 @@ class PostgresSink(Sink):
     Notes
     -----
     Values are given as text, so a column takes what its type can read: lists come as arrays, structs and maps as JSON,
-    bytes as `bytea`, a duration as an interval. PostgreSQL has microseconds, and rounds to them. A time without a zone
-    is one of UTC for a column with a zone. JSON has NaN and infinities as the texts that `to_jsonb` gives.
+    bytes as `bytea`, a duration as an interval. PostgreSQL has microseconds: it rounds times to them, and a duration is
+    cut to them, towards zero. A time without a zone is one of UTC for a column with a zone. JSON has NaN and infinities
+    as the texts that `to_jsonb` gives.
 
     Examples
     --------
