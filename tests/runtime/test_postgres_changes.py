@@ -638,6 +638,93 @@ def test_a_table_without_a_key_cannot_be_read_on_where_its_snapshot_was_left(dat
         read(source, begun.position, rows=6)  # type: ignore[union-attr]
 
 
+def begun(source: PostgresCDCSource) -> Any:
+    """Return the position after four rows of a snapshot."""
+    reader = source.reader()
+    reader.add(source.discover(()))
+    batch = reader.read(4)
+    while batch is None:
+        batch = reader.read(4)
+    reader.close()
+    assert isinstance(batch, Batch)
+    return batch.position
+
+
+def as_of_before(position: Any) -> Any:
+    """Return a position as it was before positions had the table and its key."""
+    return {**position, "snapshots": [it for it in position["snapshots"] if it["snapshot"] is not None]}
+
+
+KEYS = {
+    "drop constraint t_pkey, add primary key (other)": "id integer) when the snapshot was begun and is .other integer",
+    "drop constraint t_pkey, add primary key (id, other)": "id integer) .* and is .id integer, other integer",
+    "alter id type text": "id integer) when the snapshot was begun and is .id text",
+    "drop constraint t_pkey": "id integer) when the snapshot was begun and is .none",
+}
+
+
+@pytest.mark.parametrize("declared", ["again", "before"])
+@pytest.mark.parametrize("altered", KEYS)
+def test_a_snapshot_does_not_go_on_by_another_key(database: str, connection: Any, altered: str, declared: str) -> None:
+    full(connection, "id int primary key, other int not null")
+    connection.execute("insert into t select i, 10 - i from generate_series(1, 10) i")
+    source = PostgresCDCSource(database, "t", slot="s")
+    position = begun(source)
+    split = Split("changes", position)
+
+    connection.execute(f"alter table t {altered}")
+
+    told = f"the key was .{KEYS[altered].replace(')', '.')}. now, .* begin anew under another uid and slot"
+    if declared == "again":
+        source = PostgresCDCSource(database, "t", slot="s")
+    with pytest.raises(SourceError, match=told):
+        source.check_splits([split], [])
+    with pytest.raises(SourceError, match=told):
+        read(source, position, rows=6)
+
+
+def test_changes_are_not_told_apart_by_another_key_than_that_of_their_snapshots(database: str, connection: Any) -> None:
+    full(connection, "id int primary key, other int not null")
+    connection.execute("insert into t select i, 10 - i from generate_series(1, 10) i")
+    source = PostgresCDCSource(database, "t", slot="s")
+    position = begun(source)
+    connection.execute("insert into t values (11, -1)")
+    positions = [batch.position for batch in read(source, position, rows=7)]
+    at_end = next(position for position in positions if position["key"] is None)
+    assert [it["upto"] for it in at_end["snapshots"]] == [["id integer"], ["4"], None]
+    connection.execute("insert into t values (12, -2)")
+    later = read(source, at_end, rows=1)[-1].position
+    assert [it["upto"] for it in later["snapshots"]] == [["id integer"]]
+
+    connection.execute("alter table t drop constraint t_pkey, add primary key (other)")
+    connection.execute("insert into t values (13, -3)")
+
+    source = PostgresCDCSource(database, "t", slot="s")
+    with pytest.raises(SourceError, match="the key was .id integer. .* and is .other integer. now"):
+        read(source, at_end, rows=2)
+    assert shown(read(source, later, rows=1)) == [("insert", 13, -3)]
+
+
+def test_a_position_of_before_goes_on_where_the_key_has_as_many_columns(database: str, connection: Any) -> None:
+    full(connection)
+    connection.execute("insert into t select i, 'v' from generate_series(1, 10) i")
+    source = PostgresCDCSource(database, "t", slot="s")
+    position = as_of_before(begun(source))
+
+    connection.execute("delete from t where id in (2, 9)")
+    source.check_splits([Split("changes", position)], [])
+    rest = read(source, position, rows=6)
+    connection.execute("update t set v = 'w' where id = 1")
+    changes = read(source, as_of_before(rest[-1].position), rows=2)
+
+    assert shown(rest) == [*(("insert", n, "v") for n in (5, 6, 7, 8, 10)), ("delete", 2, "v")]
+    assert shown(changes) == [("update_preimage", 1, "v"), ("update_postimage", 1, "w")]
+    connection.execute("alter table t drop constraint t_pkey, add primary key (id, v)")
+    again = PostgresCDCSource(database, "t", slot="s")
+    with pytest.raises(SourceError, match="the key was .1 columns. .* and is .id integer, v text. now"):
+        again.check_splits([Split("changes", position)], [])
+
+
 def test_a_second_start_before_the_first_checkpoint_reads_the_table_again(database: str, connection: Any) -> None:
     full(connection)
     connection.execute("insert into t values (1, 'a')")
@@ -824,8 +911,49 @@ def test_a_table_that_was_made_again_is_not_taken_for_the_one_of_before(database
         read_on(reader, 2)
     reader.close()
     again = PostgresCDCSource(database, "t", slot="s")
-    with pytest.raises(SourceError, match="changes of another table public.t come: it was dropped and made again"):
+    with pytest.raises(SourceError, match="the table public.t is another one than before: it was dropped and made"):
         read(again, position, rows=2)
+    with pytest.raises(SourceError, match="changes of another table public.t come: it was dropped and made again"):
+        read(again, as_of_before(position), rows=2)
+
+
+@pytest.mark.parametrize("publish", ["for all tables", "for tables in schema public"])
+@pytest.mark.parametrize("table", ["t", "other"])
+def test_another_table_with_a_publication_of_all_is_not_taken_for_the_one_of_before(
+    database: str, connection: Any, table: str, publish: str
+) -> None:
+    full(connection)
+    full(connection, table="other")
+    connection.execute(f"create publication every {publish}")
+    connection.execute("insert into t values (1, 'a')")
+    source = PostgresCDCSource(database, "t", slot="s", publication="every")
+    source.discover(())
+    position = read(source, rows=1)[-1].position
+    idle(connection)
+
+    connection.execute("drop table t")
+    full(connection)
+    connection.execute("insert into t values (7, 'c')")
+
+    again = PostgresCDCSource(database, table, slot="s", publication="every")
+    told = f"the table public.{table} is another one than before: .* begin anew under another uid and slot"
+    with pytest.raises(SourceError, match=told):
+        again.check_splits([Split("changes", position)], [])
+    with pytest.raises(SourceError, match=told):
+        read(again, position, rows=1)
+    again.check_splits([Split("changes", as_of_before(position))], [])
+
+
+def test_a_table_with_another_name_is_the_one_of_before(database: str, connection: Any) -> None:
+    full(connection)
+    connection.execute("insert into t values (1, 'a')")
+    source = PostgresCDCSource(database, "t", slot="s")
+    source.discover(())
+    position = read(source, rows=1)[-1].position
+
+    connection.execute("alter table t rename to other; insert into other values (2, 'b')")
+
+    assert shown(read(PostgresCDCSource(database, "other", slot="s"), position, rows=1)) == [("insert", 2, "b")]
 
 
 def test_a_delete_in_a_partition_whose_key_became_another_one_is_refused(database: str, connection: Any) -> None:

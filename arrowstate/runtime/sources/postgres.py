@@ -11,7 +11,7 @@ from typing import Literal
 from arrowstate.errors import InvalidInputError, UnavailableError
 from arrowstate.postgres.session import checked_conninfo, connect
 from arrowstate.runtime.connectors import Reader, Source, Split
-from arrowstate.runtime.sources.postgres_feed import CHANGES, POSITION, PostgresTable, check_split, position
+from arrowstate.runtime.sources.postgres_feed import CHANGES, POSITION, PostgresTable, check_split
 from arrowstate.runtime.sources.postgres_reader import PostgresReader
 
 
@@ -79,9 +79,9 @@ class PostgresCDCSource(Source):
     There is one split. A position is a struct: `lsn` int64, after the last transaction that was read to its end;
     `transaction` int64, the place of the commit of the one that is being read, 0 for none, and `row` int64, how many of
     its rows were read; `key` list<string>, the last row that was read of the snapshot, null if all were; `snapshots`,
-    the snapshots that were read. After a restart the rest of the table is read from another snapshot, by the primary
-    key; for each row the changes count that its own snapshot had not. A table without a primary key must be read in
-    one go.
+    the snapshots that were read, after an element that says of which table they are, with its oid and its key. After a
+    restart the rest of the table is read from another snapshot, by the primary key, which must be the one of before;
+    for each row the changes count that its own snapshot had not. A table without a primary key must be read in one go.
 
     The slot is moved when a checkpoint is committed. A job can go on from its newest checkpoint, and not from older
     ones.
@@ -174,7 +174,7 @@ class PostgresCDCSource(Source):
         with closing(connect(self.feed.conninfo)) as connection:
             self.feed.make(connection)
             place = self.feed.check(connection, None)
-        return [Split(CHANGES, None if self.snapshot else position(place))]
+        return [Split(CHANGES, None if self.snapshot else self.feed.position(place))]
 
     def reader(self) -> Reader:
         """Return a reader."""

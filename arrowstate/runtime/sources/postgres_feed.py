@@ -28,7 +28,11 @@ _SNAPSHOT = pa.struct([("snapshot", pa.string()), ("until", pa.int64()), ("upto"
 POSITION = pa.struct(
     [*((name, pa.int64()) for name in _PLACE), ("key", pa.list_(pa.string())), ("snapshots", pa.list_(_SNAPSHOT))]
 )
-"""The type of positions."""
+"""The type of positions.
+
+The first of the snapshots is none: it has the oid of the table as `until`, and the columns of its key with their types
+as `upto`. The type has no room for these elsewhere, and a store takes no other one. Older positions do not have it.
+"""
 
 _TABLE = """
 select c.oid, c.relkind::text, c.relpersistence::text,
@@ -46,10 +50,15 @@ select a.attname, a.atttypid, a.atttypmod, format_type(a.atttypid, a.atttypmod),
 from pg_attribute a where a.attrelid = %s and a.attnum > 0 and not a.attisdropped order by a.attnum
 """
 _KEY = """
-select a.attname from pg_index i cross join unnest(i.indkey::int[]) with ordinality k (number, place)
+with identity (kind) as (
+    select min(relreplident::text) from pg_class
+    where oid = %(table)s or oid in (select relid from pg_partition_tree(%(table)s::oid) where isleaf)
+)
+select a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> ''
+from identity, pg_index i cross join unnest(i.indkey::int[]) with ordinality k (number, place)
 join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
-where i.indrelid = %s and k.place <= i.indnkeyatts
-    and case %s when 'i' then i.indisreplident when 'f' then i.indisprimary else i.indisprimary and i.indimmediate end
+where i.indrelid = %(table)s and k.place <= i.indnkeyatts and case kind
+    when 'i' then i.indisreplident when 'f' then i.indisprimary else i.indisprimary and i.indimmediate end
 order by k.place
 """
 _SLOT = """
@@ -98,6 +107,8 @@ class PostgresTable:
     columns: Sequence[Column] = ()
     """Those of the rows, and then those of the key that are not among them."""
     key: Sequence[str] = ()
+    key_columns: Sequence[str] = ()
+    """Those of the key with their types."""
     schema: pa.Schema = pa.schema([])
     """That of the rows."""
 
@@ -129,10 +140,8 @@ class PostgresTable:
             )
         rows = connection.execute(_COLUMNS, (self.id,)).fetchall()
         there = {row[0]: row for row in rows if not row[4]}
-        self.key = [row[0] for row in connection.execute(_KEY, (self.id, identity[0])).fetchall()]
-        if not there.keys() >= set(self.key):
-            # What is generated is not sent, so nobody could say which row was changed.
-            self.key = []
+        key = self._key_now(connection)
+        self.key, self.key_columns = list(key), list(key.values())
         if not self.is_changelog and not (self.key and identity[0] == identity[1] and identity[0] != "n"):
             raise InvalidInputError(
                 f"changelog='upsert' needs a primary key or a replica identity, and {name} has none that is neither "
@@ -168,6 +177,12 @@ class PostgresTable:
             ]
         )
         return self.schema
+
+    def _key_now(self, connection: Connection[Any]) -> dict[str, str]:
+        """Return the columns of the key by their names, each with its type."""
+        found = connection.execute(_KEY, {"table": self.id}).fetchall()
+        # What is generated is not sent, so nobody could say which row was changed.
+        return {} if any(row[2] for row in found) else {row[0]: f"{row[0]} {row[1]}" for row in found}
 
     def name(self) -> Composed:
         """Return the table for a statement."""
@@ -211,7 +226,7 @@ class PostgresTable:
                     ) from error
 
     def check(self, connection: Connection[Any], given: dict[str, Any] | None) -> int:
-        """Refuse a slot or a publication with which it cannot go on; return the place of the slot."""
+        """Refuse a slot, a publication or a table with which it cannot go on; return the place of the slot."""
         found = connection.execute(_SLOT, (self.slot,)).fetchone()
         problem = None
         if found is None:
@@ -241,6 +256,8 @@ class PostgresTable:
                     "it was read: it has gone back, or is another one"
                 )
         problem = problem or self._problem_of_publication(connection)
+        if given is not None:
+            problem = problem or self._problem_of_table(connection, given)
         if problem is not None:
             raise _refusal(problem, given)
         assert found is not None
@@ -263,6 +280,54 @@ class PostgresTable:
         missing = {column.name for column in self.columns} - set(table.get("attnames") or self.schema.names + self.key)
         return f"{name} does not have the columns {', '.join(sorted(missing))}" if missing else None
 
+    def _problem_of_table(self, connection: Connection[Any], given: dict[str, Any]) -> str | None:
+        """Say if a position is of another table, or its snapshots are in the order of another key."""
+        whose = next((it for it in given["snapshots"] if it["snapshot"] is None), None)
+        if whose is not None and whose["until"] != self.id:
+            return (
+                f"the table {self.namespace}.{self.table} is another one than before: it was dropped and made again, "
+                f"or the source had another one; it has the oid {self.id}, and what was read the oid {whose['until']}"
+            )
+        ends = [given["key"], *(it["upto"] for it in snapshots_of(given))]
+        counts = {len(end) for end in ends if end is not None}
+        if not counts:
+            return None
+        # The table may have been altered since the source was declared, by whose key the rows are read.
+        for now in (self.key_columns, list(self._key_now(connection).values())):
+            if (counts == {len(now)}) if whose is None else (now == whose["upto"]):
+                continue
+            before = f"{max(counts)} columns" if whose is None else ", ".join(whose["upto"])
+            return (
+                f"the key was ({before or 'none'}) when the snapshot was begun and is ({', '.join(now) or 'none'}) "
+                "now, so nobody can say which rows were read"
+            )
+        return None
+
+    def position(
+        self,
+        lsn: int,
+        transaction: int = 0,
+        row: int = 0,
+        *,
+        key: list[str] | None = None,
+        snapshots: Sequence[dict[str, Any]] = (),
+    ) -> dict[str, Any]:
+        """Return a position; snapshots before which nothing can be committed any more are not needed."""
+        needed = key is not None or any(snapshot["until"] > lsn for snapshot in snapshots)
+        whose = {"snapshot": None, "until": self.id, "upto": list(self.key_columns)}
+        return {
+            "lsn": lsn,
+            "transaction": transaction,
+            "row": row,
+            "key": key,
+            "snapshots": [whose, *(snapshots if needed else ())],
+        }
+
+
+def snapshots_of(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the snapshots of a position, without what says whose they are."""
+    return [it for it in given["snapshots"] if it["snapshot"] is not None]
+
 
 def _refusal(problem: str, given: dict[str, Any] | None) -> SourceError:
     return SourceError(CHANGES, given, f"{problem}; begin anew under another uid and slot, which reads the table again")
@@ -275,25 +340,6 @@ def check_split(split: Split) -> None:
     names = POSITION.names
     if split.position is not None and (not isinstance(split.position, dict) or split.position.keys() != set(names)):
         raise SourceError(split.id, split.position, f"a position must have {', '.join(names)}")
-
-
-def position(
-    lsn: int,
-    transaction: int = 0,
-    row: int = 0,
-    *,
-    key: list[str] | None = None,
-    snapshots: Sequence[dict[str, Any]] = (),
-) -> dict[str, Any]:
-    """Return a position; snapshots before which nothing can be committed any more are not needed."""
-    needed = key is not None or any(snapshot["until"] > lsn for snapshot in snapshots)
-    return {
-        "lsn": lsn,
-        "transaction": transaction,
-        "row": row,
-        "key": key,
-        "snapshots": list(snapshots) if needed else [],
-    }
 
 
 def lsn_text(place: int) -> str:

@@ -24,7 +24,7 @@ from arrowstate.postgres.session import connect
 from arrowstate.runtime.connectors import Split
 from arrowstate.runtime.sources import pgoutput
 from arrowstate.runtime.sources.postgres_copying import WAIT_MS, Copying
-from arrowstate.runtime.sources.postgres_feed import PostgresTable, check_split, lsn_text, position
+from arrowstate.runtime.sources.postgres_feed import PostgresTable, check_split, lsn_text, snapshots_of
 from arrowstate.runtime.sources.postgres_types import SETTINGS, from_text
 from arrowstate.runtime.sources.reading import OpenSplit, SplitsReader
 
@@ -173,9 +173,9 @@ class _Snapshot:
             moment = "select pg_current_snapshot()::text, (pg_current_wal_insert_lsn() - '0/0')::bigint"
             snapshot, self._until = self._row(moment)
             self._files: Any = self._connection.execute(_FILES, (feed.id,)).fetchone()
-            before = (
-                [] if start is None else [*start["snapshots"][:-1], {**start["snapshots"][-1], "upto": start["key"]}]
-            )
+            before = [] if start is None else snapshots_of(start)
+            if start is not None:
+                before[-1] = {**before[-1], "upto": start["key"]}
             self._snapshots = [*before, {"snapshot": snapshot, "until": self._until, "upto": None}]
         except BaseException:
             self._connection.close()
@@ -192,7 +192,7 @@ class _Snapshot:
         lines = self._copying.take(_MOST_MESSAGES)
         if self._files is not None and self._copying.began:
             self._check_files()
-        end = position(self._lsn, snapshots=self._snapshots)
+        end = self._feed.position(self._lsn, snapshots=self._snapshots)
         if not lines:
             return _Piece(_no_rows(self._feed.schema), lambda _: end, end) if self._copying.ended else None
         columns = self._feed.columns
@@ -201,7 +201,7 @@ class _Snapshot:
 
         def after(row: int) -> dict[str, Any]:
             key = [column[row].as_py() for column in keys]
-            return position(self._lsn, key=key, snapshots=self._snapshots)
+            return self._feed.position(self._lsn, key=key, snapshots=self._snapshots)
 
         self.is_open = True
         count = len(lines)
@@ -259,7 +259,7 @@ class _Stream:
         from psycopg import ClientCursor
 
         self._feed, self._name, self._start = feed, name, start
-        self._snapshots: list[dict[str, Any]] = start["snapshots"]
+        self._snapshots: list[dict[str, Any]] = snapshots_of(start)
         self._confirmed = confirmed
         self._waiting: list[bytes] = []
         self._relation: pgoutput.Relation | None = None
@@ -314,7 +314,7 @@ class _Stream:
         if messages and messages[-1][0] == pgoutput.KEEPALIVE and not self._waiting:
             self._decoder.passed(int.from_bytes(messages[-1][1:9], "big"))
         place = self._decoder.place
-        reached = position(place.done, place.transaction, place.rows, snapshots=self._snapshots)
+        reached = self._feed.position(place.done, place.transaction, place.rows, snapshots=self._snapshots)
         if changes is None:
             if reached == self._position:
                 return None
@@ -322,7 +322,11 @@ class _Stream:
             return _Piece(_no_rows(self._feed.schema), lambda _: reached, reached)
         self._position = reached
         rows, places = changes
-        return _Piece(rows, lambda row: position(*places[row].tolist(), snapshots=self._snapshots), reached)
+
+        def after(row: int) -> dict[str, Any]:
+            return self._feed.position(*places[row].tolist(), snapshots=self._snapshots)
+
+        return _Piece(rows, after, reached)
 
     def confirm(self, lsn: int) -> None:
         """Tell the server what a checkpoint has."""
