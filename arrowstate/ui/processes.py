@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,13 @@ _ENDED_EARLY = (
     f"the query needs more than the {MEMORY_BYTES >> 20} MB of memory that it may take on the page; `arrowstate sql` "
     "has no such bound"
 )
+_NOT_BEGUN = (
+    "the query was not begun: the process that begins queries ended twice, as where a system has too little memory; "
+    "ask again, or use `arrowstate sql`"
+)
+_NO_CHILD = 0
+"""In the place of the number of a child: none could be forked, and the reason follows."""
+_PID_BYTES = 8
 
 
 class _Parent:
@@ -63,12 +70,33 @@ class _Parent:
         theirs.close()
         self._control.recv(1)
 
-    def child(self, file: int) -> socket.socket:
-        """Return a connection to a new child, which writes to a file."""
+    def child(self, file: int) -> tuple[socket.socket, int] | None:
+        """Return a connection to a new child, which writes to a file, and its number; None if there is none."""
         mine, theirs = socket.socketpair()
-        with theirs, self._lock:
-            socket.send_fds(self._control, [b"q"], [theirs.fileno(), file])
-        return mine
+        with ExitStack() as failed:
+            failed.enter_context(mine)
+            try:
+                with theirs, self._lock:
+                    socket.send_fds(self._control, [b"q"], [theirs.fileno(), file])
+                begun = mine.recv(_PID_BYTES, socket.MSG_WAITALL)
+            except ConnectionError:
+                return None
+            if len(begun) < _PID_BYTES:
+                return None
+            pid = int.from_bytes(begun)
+            if pid == _NO_CHILD:
+                with mine.makefile("rb") as reason:
+                    raise InvalidInputError(
+                        f"the query was not begun, for no process could be made for it: {reason.read().decode()}; ask "
+                        "again when less runs on this machine"
+                    )
+            failed.pop_all()
+        return mine, pid
+
+    def end(self) -> None:
+        """End the process; its children go on."""
+        self.popen.kill()
+        self.popen.wait()
 
 
 _parent: _Parent | None = None
@@ -88,10 +116,22 @@ def ready() -> _Parent:
         return _parent
 
 
+def _begun(file: int) -> tuple[socket.socket, int]:
+    """Return a connection to a new child, and its number; where the process that forks it dies, a new one is asked."""
+    for _ in range(2):
+        parent = ready()
+        begun = parent.child(file)
+        if begun is not None:
+            return begun
+        # It may still be on its way out, and would be taken for one that lives.
+        parent.end()
+    raise InvalidInputError(_NOT_BEGUN)
+
+
 def call(function: Callable[..., Any], arguments: tuple[Any, ...], *, seconds: float, stop: Stop, file: int) -> Any:
     """Return what a function returns in a child, which may write to a file; it is killed when it is stopped."""
-    with ready().child(file) as connection, connection.makefile("rb") as answer:
-        pid = int.from_bytes(answer.read(8))
+    connection, pid = _begun(file)
+    with connection, connection.makefile("rb") as answer:
         try:
             connection.sendall(pickle.dumps((function, arguments, seconds)))
             connection.shutdown(socket.SHUT_WR)
@@ -118,7 +158,7 @@ def _run(connection: socket.socket, file: int) -> None:
     import resource
 
     with connection, connection.makefile("rb") as question:
-        connection.sendall(os.getpid().to_bytes(8))
+        connection.sendall(os.getpid().to_bytes(_PID_BYTES))
         function, arguments, seconds = pickle.loads(question.read())  # noqa: S301 (the page wrote it)
         # Whatever it is at: the system ends it.
         signal.setitimer(signal.ITIMER_REAL, seconds + _SECONDS_AFTER)
@@ -150,7 +190,14 @@ def main(control: socket.socket) -> None:
         found, files, _, _ = socket.recv_fds(control, 1, 2)
         if not found:
             return
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            with socket.socket(fileno=files[0]) as connection:
+                connection.sendall(_NO_CHILD.to_bytes(_PID_BYTES) + str(error.strerror).encode())
+            os.close(files[1])
+            continue
+        if pid == 0:
             control.close()
             try:
                 _run(socket.socket(fileno=files[0]), files[1])

@@ -4,6 +4,8 @@ import datetime
 import io
 import os
 import re
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -223,6 +225,70 @@ def test_the_process_of_queries_is_made_again_when_it_was_killed(visit):
 
     assert run(visit, "select 42 as a").json()["rows"] == [[42]]
     assert processes.ready().popen is not first
+
+
+def test_a_query_is_asked_anew_when_what_forks_its_process_dies_first_and_nothing_else_is_killed(visit, monkeypatch):
+    forks = processes.ready().popen
+    sent, killed_groups = threading.Event(), []
+    kill, send_fds = os.kill, processes.socket.send_fds
+
+    def kill_one(pid, number):
+        # 0 would be all processes of this group, the tests among them.
+        if pid == 0:
+            killed_groups.append(pid)
+        else:
+            kill(pid, number)
+
+    def send(*arguments):
+        count = send_fds(*arguments)
+        sent.set()
+        return count
+
+    monkeypatch.setattr(processes.os, "kill", kill_one)
+    monkeypatch.setattr(processes.socket, "send_fds", send)
+    answers = []
+    forks.send_signal(signal.SIGSTOP)
+    asker = threading.Thread(target=lambda: answers.append(run(visit, "select 42 as a").json()), daemon=True)
+    asker.start()
+    assert sent.wait(20)
+    forks.kill()
+    asker.join(60)
+
+    assert killed_groups == []
+    assert answers[0]["rows"] == [[42]]
+    assert processes.ready().popen is not forks
+
+
+def test_a_query_that_cannot_be_begun_says_so(visit, monkeypatch):
+    dead = processes.ready()
+    dead.end()
+    monkeypatch.setattr(processes, "ready", lambda: dead)
+
+    answer = run(visit, "select 42 as a")
+
+    assert (answer.status_code, "the query was not begun" in answer.text) == (400, True)
+
+
+def test_a_fork_that_fails_is_told_and_the_process_that_forks_goes_on(visit, tmp_path, monkeypatch):
+    fails_once = """
+import os
+fork = os.fork
+def failing():
+    os.fork = fork
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+os.fork = failing
+"""
+    (tmp_path / "sitecustomize.py").write_text(fails_once)
+    monkeypatch.syspath_prepend(tmp_path)
+    processes.ready().end()
+    forks = processes.ready().popen
+
+    answer = run(visit, "select 42 as a")
+
+    assert answer.status_code == 400
+    assert "no process could be made for it: Resource temporarily unavailable" in answer.text
+    assert run(visit, "select 42 as a").json()["rows"] == [[42]]
+    assert processes.ready().popen is forks
 
 
 def test_each_query_has_a_database_of_its_own(monkeypatch):
