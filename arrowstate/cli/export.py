@@ -34,7 +34,9 @@ def export(options: argparse.Namespace) -> int:
     snapshot = open_checkpoint(options)
     with held_while_read(snapshot.storage, snapshot.entry, holder="arrowstate export", clock_ms=now_ms, new_id=new_id):
         rows = interruptible(partial(_write, snapshot, options, format))
-    size = Path(options.output).stat().st_size
+    output = Path(options.output)
+    # A pipe has no size.
+    size = output.stat().st_size if output.is_file() else None
     if options.json:
         print_json(
             {
@@ -47,7 +49,7 @@ def export(options: argparse.Namespace) -> int:
         )
         return 0
     say(f"{rows} rows of {options.state} at checkpoint {snapshot.checkpoint_id} are in {options.output}")
-    say(f"  {format}, {bytes_text(size)}")
+    say(f"  {format}" if size is None else f"  {format}, {bytes_text(size)}")
     return 0
 
 

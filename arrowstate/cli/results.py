@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,13 +29,25 @@ _GROUP_BYTES = 32 << 20
 
 @contextmanager
 def new_file(path: str) -> Iterator[IO[bytes]]:
-    """Give a file to write, which replaces what is at the path when the block ends well, and else is gone."""
+    """Give a file to write, which replaces the file at the path when the block ends well, and else is gone.
+
+    A link stays, and the file that it points to is replaced. Into what is no file, such as a named pipe, a device or
+    /dev/stdout, the rows are written as they come.
+    """
     refuse_pipe(path)
-    final = Path(path)
-    if not final.name:
+    if not Path(path).name:
         raise InvalidInputError(f"--output takes a file, and {path!r} is none")
+    final = Path(os.path.realpath(path))
     beside = final.with_name(f".{final.name}.{new_id()}.part")
+    unchanged = ""
     try:
+        if not _is_replaced(path):
+            # It may be the file to which the shell adds the output.
+            with Path(path).open("ab") as file:
+                yield file
+                file.flush()
+            return
+        unchanged = "; nothing was changed"
         with beside.open("xb") as file:
             yield file
             file.flush()
@@ -43,9 +56,24 @@ def new_file(path: str) -> Iterator[IO[bytes]]:
     except BaseException as error:
         with suppress(OSError):
             beside.unlink()
-        if isinstance(error, OSError) and error.filename in (None, str(beside)):
-            raise InvalidInputError(f"{path} cannot be written: {error.strerror}; nothing was changed") from error
+        if isinstance(error, OSError) and error.filename in (None, path, str(beside)):
+            raise InvalidInputError(f"{path} cannot be written: {error.strerror}{unchanged}") from error
         raise
+
+
+def _is_replaced(path: str) -> bool:
+    """Whether there is a regular file at a path, or nothing, and it is not where this process prints."""
+    try:
+        found = Path(path).stat()
+    except FileNotFoundError:
+        return True
+    if not stat.S_ISREG(found.st_mode):
+        return False
+    for printed in (1, 2):
+        with suppress(OSError):
+            if os.path.samestat(found, os.fstat(printed)):
+                return False
+    return True
 
 
 @contextmanager

@@ -174,6 +174,7 @@ def test_expired_rows_are_left_out_unless_they_are_asked_for(tmp_path, capsys):
 
 
 HELD_UP = """
+import os
 import sys
 from types import SimpleNamespace
 from arrowstate.cli import main, results
@@ -182,7 +183,7 @@ def held_up(descriptor):
     print("all is written", flush=True)
     sys.stdin.read()
 
-results.os = SimpleNamespace(fsync=held_up)
+results.os = SimpleNamespace(**vars(os) | {"fsync": held_up})
 sys.exit(main())
 """
 """The command, which stops before its file has its name."""

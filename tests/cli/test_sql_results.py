@@ -239,6 +239,63 @@ def test_a_query_that_fails_leaves_the_file_as_it_was(store, tmp_path, capsys):
     assert os.listdir(tmp_path) == ["result.csv"]
 
 
+COMMANDS = [("sql", QUERY), ("export", "op.visit", "--columns", "user")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["sql", "export"])
+@pytest.mark.parametrize("target", ["of before", None])
+def test_a_link_stays_and_what_it_points_to_is_replaced(store, tmp_path, capsys, command, target):
+    (tmp_path / "files").mkdir()
+    file, link = tmp_path / "files" / "real.csv", tmp_path / "link.csv"
+    link.symlink_to(os.path.join("files", "real.csv"))
+    if target is not None:
+        file.write_text(target)
+
+    code, _, err = run(capsys, command[0], store, *command[1:], "-o", link)
+
+    assert (code, err) == (0, "")
+    assert link.is_symlink()
+    assert file.read_text().startswith("user")
+    assert [sorted(os.listdir(folder)) for folder in (tmp_path, file.parent)] == [["files", "link.csv"], ["real.csv"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["sql", "export"])
+@pytest.mark.parametrize("format", ["csv", "parquet", "arrow"])
+def test_a_named_pipe_gets_the_rows_and_stays(store, tmp_path, capsys, command, format):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        code, out, err = run(capsys, command[0], store, *command[1:], "-o", pipe, "--format", format)
+        is_pipe = pipe.is_fifo()
+        if not is_pipe:
+            reader.kill()
+        got = reader.communicate()[0]
+
+    assert (code, err, is_pipe) == (0, "", True)
+    assert "bytes" not in out
+    if format == "csv":
+        assert got.startswith(b"user")
+    else:
+        found = pq.read_table(pa.BufferReader(got)) if format == "parquet" else pa.ipc.open_file(got).read_all()
+        assert {"ann", "c|d"} <= set(found["user"].to_pylist())
+
+
+def test_a_device_gets_the_rows_and_what_the_output_is_added_to_keeps_what_it_had(store, tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(b"of before\n")
+    with log.open("ab") as file:
+        added = subprocess.run(
+            [sys.executable, "-m", "arrowstate", "sql", store, "select 1 as a", "-o", "/dev/stdout", "--csv"],
+            stdout=file, check=False,
+        )  # fmt: skip
+    piped = process("sql", store, "select 1 as a", "-o", "/dev/stdout", "--csv")
+    full = process("sql", store, "select 1 as a", "-o", "/dev/full", "--csv")
+
+    assert (added.returncode, log.read_bytes()) == (0, b"of before\na\n1\n")
+    assert (piped.returncode, piped.stdout) == (0, b"a\n1\n")
+    assert (full.returncode, full.stderr) == (1, b"arrowstate: /dev/full cannot be written: No space left on device\n")
+
+
 TELLING = """
 import sys
 from arrowstate.cli import main
