@@ -12,7 +12,6 @@ import hmac
 import secrets
 import threading
 from collections.abc import Collection
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -134,11 +133,9 @@ class Guard:
     def _is_known(self, headers: Headers) -> bool:
         if self._keys.is_bearer(headers.get("authorization", "")):
             return True
-        try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return False
-        return morsel is not None and self._keys.is_session(morsel.value)
+        # All ports of a host share their cookies, and those of other programs have any form.
+        cookies = (cookie.strip().partition("=") for cookie in headers.get("cookie", "").split(";"))
+        return any(name == self._cookie and self._keys.is_session(value) for name, _, value in cookies)
 
     def _opened(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
         # One slash: `//name` would be an address on another host.

@@ -66,6 +66,23 @@ def test_a_wrong_cookie_opens_nothing(stranger, cookie):
     assert stranger.get("/0/checkpoints", headers={"cookie": f"arrowstate-1={cookie}".encode()}).status_code == 401
 
 
+@pytest.mark.parametrize(
+    "others",
+    ["{}", "theme=dark; {}", 'prefs={{"a":1}}; {}', "a b=1; {}", "x=a b;{}; y", "n\u00e4me=1; {}", "flag; {} ; =;"],
+)
+def test_cookies_of_other_programs_of_this_machine_lock_nobody_out(visit, stranger, others):
+    stranger.get("/", params={"token": visit.keys.new_token()})
+    ((name, value),) = dict(stranger.cookies).items()
+    stranger.cookies.clear()
+
+    answers = [
+        stranger.get("/0/checkpoints", headers={"cookie": others.format(cookie).encode("latin-1")}).status_code
+        for cookie in (f"{name}={value}", f"{name}=wrong; {name}={value}", f"{name}x={value}", f"x={name}={value}")
+    ]
+
+    assert answers == [200, 200, 401, 401]
+
+
 @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer", "Basic {}", "{}"])
 def test_only_the_bearer_of_the_page_is_let_in(visit, stranger, header):
     answer = stranger.get("/0/checkpoints", headers={"authorization": header.format(visit.keys.bearer)})
