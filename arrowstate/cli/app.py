@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from arrowstate.errors import ArrowStateError
 
 __all__ = ["main", "make_parser"]
 
+_NO_UTF8 = re.compile("[\ud800-\udfff]")
+"""What Python has in the place of bytes that are no UTF-8."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -81,6 +84,9 @@ def _imports_kept() -> Iterator[None]:
 
 def _run(given: Sequence[str], as_json: bool) -> int:
     parser = make_parser(as_json=as_json)
+    for argument in given:
+        if _NO_UTF8.search(argument):
+            parser.error(f"arguments must be UTF-8 text, got {argument!r}")
     options = parser.parse_args(given)
     if options.version:
         from arrowstate.cli.versions import print_versions

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from arrowstate.cli.keys import keys_of
 from arrowstate.cli.output import print_json, print_narrow_table, print_table, say
+from arrowstate.cli.scripts import text_of
 from arrowstate.editing.plan import EditPlan
 from arrowstate.editing.purging import PurgeReport
 from arrowstate.errors import InvalidInputError
@@ -30,7 +29,7 @@ def edit(options: argparse.Namespace) -> int:
         raise InvalidInputError("--retries is of a commit; give it with --apply and without --purge")
     if options.checked and not options.purge:
         raise InvalidInputError("--checked says what a purge leaves out of its report; give it with --purge")
-    script = None if options.script is None else _read(options.script)
+    script = None if options.script is None else text_of(options.script)
     store = open_store(options.store)
     with store.edit(options.checkpoint) as made:
         for operator, key in options.delete_key or ():
@@ -160,15 +159,6 @@ def _print(plan: EditPlan, told: dict[str, Any]) -> None:
         say(f"\n{sample['state']}")
         columns = list(sample["rows"][0])
         print_table(columns, [[row[name] for name in columns] for row in sample["rows"]])
-
-
-def _read(place: str) -> str:
-    if place == "-":
-        return sys.stdin.read()
-    try:
-        return Path(place).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"the script {place} cannot be read: {error}") from None
 
 
 def _json(name: str, text: str) -> Any:

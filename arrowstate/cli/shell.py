@@ -46,7 +46,8 @@ COMMANDS = tuple(usage.split()[0] for usage, _ in _HELP)
 
 def run(options: argparse.Namespace) -> int:
     """Run the queries of the options, or of the pipe; a terminal without a query gets a shell."""
-    if options.query is None and options.file is None and sys.stdin.isatty() and sys.stdout.isatty():
+    is_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+    if options.query is None and options.file is None and is_terminal:
         return _run_shell(options)
     return sql.run(options)
 

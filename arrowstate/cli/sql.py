@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
-from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from arrowstate.cli.output import print_table, say
 from arrowstate.cli.places import catalog_of
 from arrowstate.cli.results import as_text, new_file, write_binary, write_text
 from arrowstate.cli.running_queries import interruptible
+from arrowstate.cli.scripts import PIPE, text_of
 from arrowstate.discovery import StateCatalog
 from arrowstate.errors import InvalidInputError
 from arrowstate.query.row_text import rows_of
@@ -82,17 +82,11 @@ def queries_of(options: argparse.Namespace) -> list[str]:
         raise InvalidInputError("a query and --file exclude each other; choose one")
     if options.query is not None:
         return [options.query]
-    if options.file is None or options.file == "-":
-        text, place = sys.stdin.read(), "the pipe"
-    else:
-        place = options.file
-        try:
-            text = Path(place).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInputError(f"{place} cannot be read: {error}") from error
-    queries = statements_of(text)
+    place = PIPE if options.file is None else options.file
+    queries = statements_of(text_of(place))
     if not queries:
-        raise InvalidInputError(f"there is no query in {place}; give one, or --file FILE")
+        named = "the pipe" if place == PIPE else place
+        raise InvalidInputError(f"there is no query in {named}; give one, or --file FILE")
     return queries
 
 

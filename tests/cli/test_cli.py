@@ -372,6 +372,8 @@ def test_an_error_is_a_message_and_exit_code_1(store, capsys, arguments, message
         ["list"],
         ["restore-check", "x", "--parallelism", "0"],
         ["run", "nothing.py", "--savepoint", "x", "--no-savepoint"],
+        ["sql", "x", "select '\udcff'"],
+        ["list", "\udcff"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(capsys, arguments):

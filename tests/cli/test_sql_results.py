@@ -18,6 +18,7 @@ from arrowstate.cli.formats import FORMATS
 from arrowstate.cli.running_queries import interruptible
 from stores import commit, run
 
+NO_TEXT = b"select '\xff'"
 FOREVER = "select count(*) from range(1000000000) a cross join range(1000000) b where a.range + b.range = 7"
 
 
@@ -57,6 +58,26 @@ def test_queries_are_read_from_a_file_and_from_a_pipe(store, tmp_path, capsys):
 
     assert of_file == (0, "text\na;b\nn\n3\n", "")
     assert (of_pipe.returncode, of_pipe.stdout, of_pipe.stderr) == (0, of_file[1].encode(), b"")
+
+
+@pytest.mark.parametrize("command", ["sql {}", "sql {} -f -", "edit {} -", "flink sql {}"])
+@pytest.mark.parametrize(
+    ("stdin", "message"),
+    [
+        (None, "stdin is closed; name a file in its place"),
+        ({"encoding": "utf-8"}, "it takes UTF-8 text"),
+        ({"encoding": "utf-8", "errors": "surrogateescape"}, "it takes UTF-8 text"),
+    ],
+    ids=["closed", "no text", "no text in a locale without UTF-8"],
+)
+def test_a_pipe_that_cannot_be_read_is_an_error_that_says_so(store, capsys, monkeypatch, command, stdin, message):
+    monkeypatch.setattr("sys.stdin", None if stdin is None else io.TextIOWrapper(io.BytesIO(NO_TEXT), **stdin))
+
+    code, out, err = run(capsys, *command.format(store).split())
+
+    assert (code, out) == (1, "")
+    assert err.startswith("arrowstate: the pipe cannot be read: ")
+    assert message in err
 
 
 @pytest.mark.parametrize(
