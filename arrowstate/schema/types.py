@@ -61,6 +61,21 @@ def type_parts(kind: pa.DataType) -> Iterator[pa.DataType]:
             yield from type_parts(kind.field(number).type)
 
 
+def is_but_for_zones(given: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether two types differ at most in the time zones of timestamps, at any depth, and in nulls that one allows."""
+    if pa.types.is_timestamp(given) and pa.types.is_timestamp(kind):
+        return bool(given.unit == kind.unit and (given.tz is None) == (kind.tz is None))
+    if not pa.types.is_nested(kind) or given.id != kind.id or given.num_fields != kind.num_fields:
+        return bool(given == kind)
+    parts = [(given.field(number), kind.field(number)) for number in range(kind.num_fields)]
+    return all(
+        (one.name == other.name or not pa.types.is_struct(kind))
+        and (other.nullable or not one.nullable)
+        and is_but_for_zones(one.type, other.type)
+        for one, other in parts
+    )
+
+
 def is_list(kind: pa.DataType) -> bool:
     """Whether values are lists, of a fixed size or not; a map is none."""
     types = pa.types

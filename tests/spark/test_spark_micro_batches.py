@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,13 +22,15 @@ from arrowstate.errors import (
     NullKeyError,
     QueryConflictError,
 )
+from arrowstate.functions.dead_letters import dead_letter_table
 from arrowstate.log.boundary import path_of
 from arrowstate.spark import stream_writer
-from arrowstate.spark.micro_batches import BatchRecord
+from arrowstate.spark.micro_batches import BatchRecord, MicroBatch
 from arrowstate.spark.pyspark_internals import of_kind
 from arrowstate.spark.read.plans import plan_from_options
 from arrowstate.spark.stream_writer import METRICS
 from arrowstate.spark.workers import own_python
+from sink_batches import fold
 
 
 def test_micro_batches_add_up_to_a_recomputation(sink: Any, make_rows: Any) -> None:
@@ -424,3 +427,12 @@ def test_the_figures_that_a_query_holds_are_those_of_its_last_micro_batches(
 
     assert told == [1000] * 5
     assert sorted(query._known) == [3, 4]
+
+
+def test_a_key_of_another_type_sets_no_row_aside(sink: Any) -> None:
+    key = pa.schema([("k", pa.int64())])
+    plan = replace(sink.plan, dead_letters=dead_letter_table("dead", key, key), row=[0])
+    rows = pa.table({"k": pa.array([1, 2], pa.int32()), "n": [1, 1], "v": [1, 1]})
+
+    with pytest.raises(KeyTypeError, match="keys must be k: int64, got int32"):
+        fold(plan, MicroBatch("query-a", "run-1", 0), rows)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import arrowstate
+from arrowstate.schema.types import is_but_for_zones
 
 VISITS = "k long, at long, v long, page string, ratio double"
 VALUE = arrowstate.ValueStateDescriptor("last", pa.string())
@@ -244,6 +245,56 @@ def test_keys_and_user_keys_may_be_times_in_any_zone_of_the_session(stream: Any)
     found = by_key(stream.store, "by_time", "by_time_key", "by_time")
     assert found == {times[1].as_py(): (times[1].as_py(), 2), times[0].as_py(): (times[0].as_py(), 3)}
     assert by_key(stream.store, "v", "v") == {times[1].as_py(): 2, times[0].as_py(): 4}
+
+
+TIME, HERE = pa.timestamp("us", tz="UTC"), pa.timestamp("us", tz="Europe/Berlin")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "expected"),
+    [
+        (HERE, TIME, True),
+        (pa.timestamp("us"), TIME, False),
+        (pa.timestamp("ms", tz="UTC"), TIME, False),
+        (pa.list_(pa.struct([("at", HERE)])), pa.list_(pa.struct([("at", TIME)])), True),
+        (pa.struct([pa.field("at", HERE, nullable=False)]), pa.struct([("at", TIME)]), True),
+        (pa.struct([("at", HERE)]), pa.struct([pa.field("at", TIME, nullable=False)]), False),
+        (pa.struct([("at", HERE)]), pa.struct([("since", TIME)]), False),
+        (pa.struct([("at", HERE), ("n", pa.int32())]), pa.struct([("at", TIME), ("n", pa.int64())]), False),
+        (pa.struct([("at", HERE)]), pa.list_(TIME), False),
+    ],
+)
+def test_types_that_differ_but_for_time_zones_are_told_apart(
+    given: pa.DataType, kind: pa.DataType, expected: bool
+) -> None:
+    assert is_but_for_zones(given, kind) == expected
+
+
+def test_keys_may_hold_times_in_any_zone_of_the_session_and_no_row_is_set_aside(stream: Any) -> None:
+    utc = pa.timestamp("us", tz="UTC")
+    times = pa.array([0, 1_000_000, 0, None], utc)
+    stream.schema = "at timestamp, v long"
+    stream.add(pa.table({"at": times, "v": pa.array([1, 2, 4, 8])}))
+    zone = stream.spark.conf.get("spark.sql.session.timeZone")
+    stream.spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        stream.run(
+            frame=stream.frame().selectExpr("struct(at, 7 as n) as k", "array(at) as l", "v"),
+            key=["k", "l"],
+            states=[arrowstate.ReducingStateDescriptor("v", pa.int64(), reduce="sum")],
+            on_error="dead_letter",
+        )
+    finally:
+        stream.spark.conf.set("spark.sql.session.timeZone", zone)
+
+    found = arrowstate.open_store(stream.store).latest().to_arrow("counter.v")
+    assert found.schema.field("k").type == pa.struct([("at", utc), ("n", pa.int32())])
+    assert found.schema.field("l").type == pa.list_(utc)
+    assert {(row["k"]["at"], *row["l"]): row["v"] for row in found.to_pylist()} == {
+        (times[1].as_py(),) * 2: 2,
+        (times[0].as_py(),) * 2: 5,
+        (None, None): 8,
+    }
 
 
 def test_a_struct_column_is_the_value_of_a_struct_state(stream: Any) -> None:

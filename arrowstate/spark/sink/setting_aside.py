@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.errors import InvalidInputError, KeyOutOfRangeError
+from arrowstate.errors import InvalidInputError, KeyOutOfRangeError, KeyTypeError
 from arrowstate.functions.dead_letters import DeadLetters, tried
 from arrowstate.schema.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from arrowstate.spark.sink.changelog import ADDED, REMOVED, WITHOUT_OLD_VALUE
@@ -58,7 +58,9 @@ def fold_apart(
 
 
 def _is_of_rows(error: Exception) -> bool:
-    return isinstance(error, (InvalidInputError, pa.ArrowInvalid)) and not isinstance(error, KeyOutOfRangeError)
+    # All rows have the same type, so where it is wrong each of them would be set aside.
+    is_of_all = isinstance(error, (KeyOutOfRangeError, KeyTypeError))
+    return isinstance(error, (InvalidInputError, pa.ArrowInvalid)) and not is_of_all
 
 
 _Fault = tuple[npt.NDArray[np.bool_], str, Callable[[pa.Table, int], str]]

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from arrowstate.bootstrap.columns import milliseconds, struct_values
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import StateDescriptor
+from arrowstate.schema.types import is_but_for_zones
 from arrowstate.spark.columns import columns_as, typed
 from arrowstate.spark.sink.changelog import Changes
 from arrowstate.spark.sink.ordering import Order
@@ -169,12 +170,13 @@ class StateRows:
 
 
 def _keys(plan: SinkPlan, rows: pa.RecordBatch) -> pa.RecordBatch:
-    columns, key_schema = [], plan.key_schema
-    for field, column in zip(key_schema, rows.columns, strict=False):
+    key = plan.key_schema
+    columns = [
         # Timestamps come in the session's time zone; the instant, and with it the hash, is the same.
-        both = pa.types.is_timestamp(field.type) and pa.types.is_timestamp(column.type)
-        columns.append(column.cast(field.type) if both and column.type.unit == field.type.unit else column)
-    return pa.RecordBatch.from_arrays(columns, names=key_schema.names)
+        column.cast(field.type) if is_but_for_zones(column.type, field.type) else column
+        for field, column in zip(key, rows.columns, strict=False)
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=key.names)
 
 
 def _changes(plan: SinkPlan, rows: pa.RecordBatch) -> Changes:
