@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import arrowstate
 from arrowstate.spark.operators import query as queries
@@ -24,7 +25,8 @@ class Ends(arrowstate.BatchFunction):
         return timers.select(["k"])
 
 
-def run(stream: Any, seen: list[tuple[int, list[int]]]) -> None:
+def run(stream: Any, seen: list[tuple[int, list[int]]] | None) -> None:
+    """Run the query over what there is; without `seen` no function takes its output."""
     from arrowstate.spark import stateful
 
     stream.schema = "k long, ms long"
@@ -37,7 +39,10 @@ def run(stream: Any, seen: list[tuple[int, list[int]]]) -> None:
         parallelism=2,
         output_schema="k long",
     )
-    writer = operator.foreach_batch(lambda frame, batch: seen.append((batch, frame.toArrow()["k"].to_pylist())))
+    if seen is None:
+        writer = operator.write_stream()
+    else:
+        writer = operator.foreach_batch(lambda frame, batch: seen.append((batch, frame.toArrow()["k"].to_pylist())))
     writer.option("checkpointLocation", str(stream.checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
 
@@ -45,13 +50,17 @@ def rows(key: int, ms: int) -> pa.Table:
     return pa.table({"k": [key], "ms": [ms]})
 
 
+def forget_end(stream: Any, batch_id: int) -> None:
+    """Let Spark not have noted that it finished a micro-batch, as after a crash between the two commits."""
+    (stream.checkpoint / "commits" / str(batch_id)).unlink()
+    (stream.checkpoint / "commits" / f".{batch_id}.crc").unlink(missing_ok=True)
+
+
 def test_event_time_advances_by_the_rows_of_a_repeated_micro_batch(stream: Any) -> None:
     seen: list[tuple[int, list[int]]] = []
     stream.add(rows(1, 10_000), rows(2, 20_000))
     run(stream, seen)
-    # Spark has not noted that it finished the last batch, as after a crash between the two commits.
-    (stream.checkpoint / "commits" / "1").unlink()
-    (stream.checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
+    forget_end(stream, 1)
     stream.add(rows(3, 30_000))
 
     run(stream, seen)
@@ -76,3 +85,20 @@ def test_a_micro_batch_that_another_run_commits_first_is_handed_on(stream: Any, 
     run(stream, seen)
 
     assert seen == [(0, []), (1, [])]
+
+
+def test_an_output_that_the_repeated_micro_batch_was_committed_without_begins_with_the_next_one(stream: Any) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    seen: list[tuple[int, list[int]]] = []
+    stream.add(rows(1, 10_000))
+    run(stream, None)
+    forget_end(stream, 0)
+
+    with pytest.raises(StreamingQueryException, match="batch 0 was committed without the output of operator 'ends'"):
+        run(stream, seen)
+    run(stream, None)
+    stream.add(rows(2, 20_000))
+    run(stream, seen)
+
+    assert seen == [(1, [])]

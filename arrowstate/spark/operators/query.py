@@ -253,10 +253,16 @@ class StatefulQuery:
             function, output = self._functions.get(item.plan.uid), item.plan.stored_output
             if function is None or output is None:
                 continue
-            if entry is None or record is None or record.batch_id != batch_id or output.uid not in record.outputs:
+            if entry is None or record is None or record.batch_id != batch_id:
                 raise InvalidInputError(
                     f"the output of operator {item.plan.uid!r} in micro-batch {batch_id} is not in the store any more, "
                     "which has a later one; start the query with the checkpoint folder that it was stopped with"
+                )
+            if output.uid not in record.outputs:
+                raise InvalidInputError(
+                    f"micro-batch {batch_id} was committed without the output of operator {item.plan.uid!r}, which the "
+                    "query did not have then, and Spark repeats it; start the query once as it was, and then with the "
+                    "output"
                 )
             state = rows_state(open_storage(self._store, storage_options=self._options), entry.operators, output.uid)
             parts = [] if state is None else state.parts
