@@ -13,16 +13,16 @@ from arrowstate.errors import InvalidInputError
 __all__ = ["group_null_keys"]
 
 _NUMBERS = (st.IntegralType, st.FractionalType, st.BooleanType)
-_TIMES = (st.DateType, st.TimestampType, st.TimestampNTZType)
+_DAYS = (st.DateType, st.TimestampNTZType)
 
 
 def group_null_keys(frame: DataFrame, key: Sequence[str]) -> tuple[DataFrame, list[str]]:
     """Return a stream whose rows with a null in the key are groups like others, and the key to give with it.
 
     A key column `user` is joined by `user_is_null`, which is part of the key, and where it is true `user` has the
-    lowest of its kind in the place of null: 0, an empty text, 1970. So null and 0 are two groups, as in SQL's
-    `group by`, and the state shows which is which. Columns that cannot be null stay as they are. Spark computes all
-    of it.
+    lowest of its kind in the place of null: 0, an empty text, 1970-01-01, which as a timestamp is 00:00 in UTC,
+    whatever the time zone of the session. So null and 0 are two groups, as in SQL's `group by`, and the state shows
+    which is which. Columns that cannot be null stay as they are. Spark computes all of it.
 
     Parameters
     ----------
@@ -76,7 +76,10 @@ def _lowest(name: str, kind: st.DataType) -> Column:
         return sf.lit(0).cast(kind)
     if isinstance(kind, (st.StringType, st.BinaryType)):
         return sf.lit("").cast(kind)
-    if isinstance(kind, _TIMES):
+    if isinstance(kind, st.TimestampType):
+        # A text would be a time in the zone of the session.
+        return sf.timestamp_seconds(sf.lit(0))
+    if isinstance(kind, _DAYS):
         return sf.lit("1970-01-01").cast(kind)
     raise InvalidInputError(
         f"the key column {name!r} is {kind.simpleString()}; where it is null nothing stands for it: give its parts as "

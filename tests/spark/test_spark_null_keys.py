@@ -65,6 +65,23 @@ def test_each_type_has_what_stands_for_null(spark: Any) -> None:
     assert None not in row
 
 
+def test_what_stands_for_null_is_the_same_in_each_time_zone_of_the_session(spark: Any) -> None:
+    kinds = {"at": "timestamp", "local": "timestamp_ntz", "day": "date"}
+    frame = spark.createDataFrame([(None,) * len(kinds)], ", ".join(f"{name} {kinds[name]}" for name in kinds))
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    found = []
+    try:
+        for zone_of_session in ("UTC", "America/New_York", "Asia/Kathmandu"):
+            spark.conf.set("spark.sql.session.timeZone", zone_of_session)
+            grouped, _ = group_null_keys(frame, list(kinds))
+            rows = grouped.selectExpr("unix_micros(at)", "string(local)", "string(day)").collect()
+            found.append(tuple(rows[0]))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+    assert found == [(0, "1970-01-01 00:00:00", "1970-01-01")] * 3
+
+
 def test_what_cannot_stand_for_null_or_cannot_be_null_is_told(spark: Any) -> None:
     frame = spark.range(2).selectExpr("id", "struct(id) as s", "id as n", "true as n_is_null")
 
