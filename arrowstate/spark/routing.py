@@ -132,8 +132,8 @@ def run_tasks(
     """Send each row to the task of its subtask; return what the tasks did, in no order.
 
     `columns` are what the tasks get, in this order; `key` and `order_by` are names of them. A task gets the number of
-    its subtask and the rows, whose columns have names of no meaning. What fails at every attempt alike it returns as an
-    error, which is raised here.
+    its subtask and the rows, whose columns have names of no meaning; one without rows runs too. What fails at every
+    attempt alike it returns as an error, which is raised here.
     """
     # mapInArrow takes a dot in the name of a column for a field of a struct, so columns go by their place.
     places = {name: f"c{number}" for number, name in enumerate(columns)}
@@ -150,8 +150,18 @@ def run_tasks(
         result = pickle.dumps(task(context.partitionId(), batches))
         yield pa.RecordBatch.from_arrays([pa.array([result], pa.binary())], names=["result"])
 
+    def run_without_rows(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Spark does not use a worker again that has left rows unread.
+        for _ in numbers:
+            pass
+        yield from run(iter(()))
+
     with own_python(frame.sparkSession):
         collected = rows.mapInArrow(run, _RESULT).collect()
+        if not collected:
+            # Where Spark sees in the plan that there are no rows, it leaves out the partitions, and so the tasks.
+            numbers = frame.sparkSession.range(0, plan.parallelism, 1, plan.parallelism)
+            collected = numbers.mapInArrow(run_without_rows, _RESULT).collect()
     results: list[R] = []
     for row in collected:
         # What was pickled is the work of this very plan's tasks.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -270,6 +271,26 @@ def test_spark_routes_every_row_to_the_subtask_of_its_key_group(spark: Any) -> N
             arrowstate.key_group_range(max_parallelism, parallelism=parallelism, subtask=s) for s in range(parallelism)
         ]
         assert all(group in ranges[subtask] for group, subtask in zip(groups, rows["subtask"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("order_by", [[], ["k"]])
+@pytest.mark.parametrize("without_rows", ["k > 100", "1 = 0"])
+def test_each_subtask_has_a_task_where_spark_sees_that_there_are_no_rows(
+    spark: Any, without_rows: str, order_by: list[str]
+) -> None:
+    from pyspark.sql import functions as sf
+
+    from arrowstate.spark.routing import run_tasks
+
+    local = spark.sql("select k from values (1L), (2L) as t(k)").where(without_rows)
+    plan = SimpleNamespace(parallelism=3, max_parallelism=128)
+
+    def task(subtask: int, batches: Any) -> tuple[int, int]:
+        return subtask, sum(batch.num_rows for batch in batches)
+
+    found = run_tasks(local, {"k": sf.col("k")}, ["k"], plan, task, order_by=order_by)
+
+    assert sorted(found) == [(0, 0), (1, 0), (2, 0)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 200, 4096])

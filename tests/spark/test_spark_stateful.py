@@ -54,6 +54,26 @@ class Positions(arrowstate.KeyedProcessFunction):
         out.collect({"k": context.current_key, "n": -1})
 
 
+class Passing(arrowstate.BatchFunction):
+    """Emits its rows as they are."""
+
+    def process_batch(self, batch: pa.RecordBatch, context: arrowstate.BatchContext) -> pa.RecordBatch:
+        return batch.select(["k", "ms"])
+
+
+class Ends(arrowstate.BatchFunction):
+    """Emits the key of a row one second of event time after it."""
+
+    def open(self, context: arrowstate.BatchContext) -> None:
+        self.ends = context.timers()
+
+    def process_batch(self, batch: pa.RecordBatch, context: arrowstate.BatchContext) -> None:
+        self.ends.register_batch(batch["k"], pa.array([time + 1000 for time in batch["ms"].to_pylist()]))
+
+    def on_timers(self, timers: pa.RecordBatch, context: arrowstate.BatchContext) -> pa.RecordBatch:
+        return timers.select(["k"])
+
+
 def timed(keys: list[int], times: list[int]) -> pa.Table:
     """Rows with a key and an event time in milliseconds."""
     at = pa.array(times, pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
@@ -191,6 +211,22 @@ def test_several_operators_are_committed_in_one_entry(job: Job, stream: Any, mak
     assert job.sql("select sum(total) from odd.total").fetchall() == [(sum(odds),)]
     assert job.sql('select k, total from "all".total').fetchall() == [(0, sum(changes) + sum(odds))]
     assert stored(job) == sums(stream.rows)
+
+
+def test_an_operator_whose_rows_are_all_filtered_out_lets_time_pass(job: Job, stream: Any) -> None:
+    stream.schema = "k long, ms long"
+    stream.add(*(pa.table({"k": [1, 2], "ms": [ms, ms]}) for ms in (10_000, 20_000, 30_000)))
+    rows = stream.frame().selectExpr("k", "ms", "timestamp_millis(ms) as at").withWatermark("at", "0 seconds")
+    first = job.operator(rows, operator=Passing(), uid="first", output_schema="k long, ms long")
+    early = first.transform(lambda frame: frame.where("k = 1 and ms < 15000"))
+
+    job.run(job.operator(early, operator=Ends(), uid="ends", output_schema="k long").foreach_batch(job.see))
+
+    # Micro-batch 2 is the first whose watermark, 20 s, is past the timer at 11 s.
+    assert job.seen == [(0, []), (1, []), (2, [{"k": 1}])]
+    checkpoints = arrowstate.open_store(stream.store).checkpoints()
+    taking_part = [{item.uid: item.parallelism for item in each.entry.operators}["ends"] for each in checkpoints]
+    assert taking_part == [2, 2, 2]
 
 
 def test_a_repeated_micro_batch_counts_once_and_hands_the_same_rows_on(job: Job, stream: Any, make_rows: Any) -> None:
