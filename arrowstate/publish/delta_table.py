@@ -47,7 +47,6 @@ from arrowstate.publish.held import (
     Holding,
     PublishedCheckpoint,
     not_own,
-    refuse_other_form,
 )
 from arrowstate.publish.table import Files
 from arrowstate.publish.types import TableForm, delta_schema
@@ -250,17 +249,20 @@ class DeltaTable:
         self.folder = "/".join(name)
         self._log = f"{self.folder}/{LOG_FOLDER}"
         self._files, self._target = files, files.target
-        self._store_id, self._form = store_id, form
+        self._store_id, self.form = store_id, form
         self._history, self._is_erasing = history, is_erasing
         self._before: DeltaVersion | None = None
         "The newest version, when it was looked at."
+
+    @property
+    def is_found(self) -> bool:
+        """Whether there was a table when it was looked at."""
+        return self._before is not None
 
     def look(self, checkpoints: Checkpoints) -> None:
         """See what is there, and refuse what is no table that can be gone on from."""
         before = self._newest()
         is_there = self.name_in_store in checkpoints.newest_tables.names
-        if before is None and is_there:
-            refuse_other_form(self._target, self.folder, "metadata")
         if before is not None and (is_there or self._is_own(before)):
             self._check(before)
         self._before = before
@@ -309,10 +311,12 @@ class DeltaTable:
         version = self._newest()
         return self._listed(version) if version is not None and self._is_own(version) else frozenset()
 
-    def is_published(self) -> bool:
-        """Whether this store has a table in the folder."""
+    def published_form(self) -> TableForm | None:
+        """Return the form of the table that this store has in the folder, None if it has none."""
         version = self._newest()
-        return version is not None and self._is_own(version)
+        if version is None or not self._is_own(version):
+            return None
+        return TableForm("delta", 3 if _has_vectors(version) else 2)
 
     def _new(self, before: DeltaVersion | None, checkpoints: Checkpoints) -> list[CommittedEntry]:
         """Return the checkpoints to publish, in the order of the log."""
@@ -347,7 +351,7 @@ class DeltaTable:
         content = None
         if self.name_in_store in checkpoint.tables.names:
             known = [place_of(self._target, f"{self.folder}/{path}") for path in base.files]
-            content = checkpoint.tables.content(*self.name_in_store, self._form, known, number)
+            content = checkpoint.tables.content(*self.name_in_store, self.form, known, number)
         actions = self._actions(base, checkpoint, content)
         plain = "".join(json.dumps(action, separators=(",", ":"), ensure_ascii=False) + "\n" for action in actions)
         digest = xxhash.xxh3_128_hexdigest(plain.encode())
@@ -383,7 +387,7 @@ class DeltaTable:
         metadata = self._metadata(base, content, document.committed_at_ms)
         features = [
             *features_of(json.loads(metadata["schemaString"])),
-            *([_VECTORS] if self._form.has_dead_rows else []),
+            *([_VECTORS] if self.form.has_dead_rows else []),
         ]
         protocol = protocol_of(sorted({*base.protocol.get("readerFeatures", ()), *features}))
         actions += [{"protocol": protocol}] if protocol != base.protocol else []
@@ -408,7 +412,7 @@ class DeltaTable:
             "format": {"provider": "parquet", "options": {}},
             "schemaString": json.dumps(delta_schema(content.fields, f"{uid}.{name}"), separators=(",", ":")),
             "partitionColumns": [],
-            "configuration": configuration | ({_ENABLED: "true"} if self._form.has_dead_rows else {}),
+            "configuration": configuration | ({_ENABLED: "true"} if self.form.has_dead_rows else {}),
             "createdTime": base.metadata.get("createdTime", now_ms),
         }
 
@@ -615,12 +619,16 @@ class DeltaTable:
         place, configuration = place_of(self._target, self.folder), version.metadata["configuration"]
         if not self._is_own(version):
             raise not_own(place, configuration.get(STORE), self._store_id)
-        has_vectors = _ENABLED in configuration
-        if has_vectors != self._form.has_dead_rows:
+        has_vectors = _has_vectors(version)
+        if has_vectors != self.form.has_dead_rows:
             raise InvalidInputError(
                 f"{place} is a table {'with' if has_vectors else 'without'} deletion vectors, asked for was version "
-                f"{self._form.version}; publish to another place"
+                f"{self.form.version}; publish to another place"
             )
+
+
+def _has_vectors(version: DeltaVersion) -> bool:
+    return _ENABLED in version.metadata["configuration"]
 
 
 def _stats(file: TableFile, *, is_tight: bool) -> Json:

@@ -19,8 +19,7 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.log.pins import TAG_FOLDER, confirm_tag, put_tag, read_pins, read_tag
 from arrowstate.publish.content import CheckpointTables, place_of
-from arrowstate.publish.types import TableForm
-from arrowstate.storage.base import Storage, listed_level
+from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import ParentDocument
 
 OWN_TAGS = "published-"
@@ -79,14 +78,6 @@ class Brought(Struct, frozen=True):
     "Whether a version was made."
     listed: frozenset[int]
     "The numbers of the log entries whose checkpoints can be read."
-
-
-def refuse_other_form(target: Storage, folder: str, sign: str) -> None:
-    """Refuse a folder with a table of the other format, which `sign` begins."""
-    if sign in listed_level(target, folder)[0]:
-        raise InvalidInputError(
-            f"{place_of(target, folder)} has a table of another format; publish to another place, or delete the folder"
-        )
 
 
 def not_own(place: str, store_id: str | None, own_id: str) -> InvalidInputError:
@@ -160,12 +151,11 @@ class Holding:
         self,
         storage: Storage,
         target: Storage,
-        form: TableForm,
         clock_ms: Callable[[], int],
         new_id: Callable[[], str],
     ) -> None:
         self._storage, self._clock_ms, self._new_id = storage, clock_ms, new_id
-        self._says = {PLACE_KEY: {"url": place_of(target), "format": form.format, "version": form.version}}
+        self._says = {PLACE_KEY: {"url": place_of(target)}}
         self._start = f"{OWN_TAGS}{xxhash.xxh3_64_hexdigest(place_of(target).encode())[:8]}-"
         self._sure: dict[str, ParentDocument] = {}
         self.look_again()

@@ -19,15 +19,17 @@ from arrowstate.errors import ArrowStateError, CorruptDataError, InvalidInputErr
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.pins import read_pins
 from arrowstate.publish.content import place_of
-from arrowstate.publish.delta_table import DeltaTable
+from arrowstate.publish.delta_table import LOG_FOLDER, DeltaTable
 from arrowstate.publish.held import PLACE_KEY, Checkpoints, Holding
-from arrowstate.publish.table import Files, Table
+from arrowstate.publish.table import METADATA_FOLDER, Files, Table
 from arrowstate.publish.types import TableForm, TableFormat
 from arrowstate.storage.base import Storage, listed_level
 from arrowstate.storage.registry import open_storage, options_beside
 
 DEFAULT_HISTORY = 10
 """So many checkpoints a table lists."""
+_FOLDERS: dict[TableFormat, str] = {"iceberg": METADATA_FOLDER, "delta": LOG_FOLDER}
+"""By which folder in that of a table its format is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +188,19 @@ class Publisher:
         # The log anew each time: a backup may have taken the place of what was known of it.
         checkpoints = Checkpoints(self._storage, self._target, CommitLog(self._storage))
         written = self._files.bytes_written
-        tables = [self._table(name) for name in self._names(checkpoints)]
+        there = published_names(self._target)
+        if self._is_erasing:
+            # Who published some of the states keeps the others to himself.
+            tables = [table for name in there for table in self._own(name)]
+        else:
+            tables = [self._table(name, self._form) for name in self._names(checkpoints, there)]
         for table in tables:
             # Where one is refused none is written.
+            self._check(table, checkpoints)
             table.look(checkpoints)
-        holding = Holding(self._storage, self._target, self._form, self._clock_ms, self._new_id)
+        if not self._is_erasing:
+            self._refuse_other_format(tables, checkpoints, there)
+        holding = Holding(self._storage, self._target, self._clock_ms, self._new_id)
         published: list[PublishedTable] = []
         listed: set[int] = set()
         try:
@@ -220,17 +230,48 @@ class Publisher:
     def _listed_by_others(self, names: Collection[tuple[str, str]]) -> set[int]:
         """Return the numbers of the log entries that the tables in the place list, but for those of some names."""
         others = [name for name in published_names(self._target) if name not in names]
-        return set().union(*(self._table(name).listed() for name in others))
+        return set().union(*(table.listed() for name in others for table in self._lying(name)))
 
-    def _names(self, checkpoints: Checkpoints) -> list[tuple[str, str]]:
+    def _check(self, table: Table | DeltaTable, checkpoints: Checkpoints) -> None:
+        """Refuse a column that the table cannot hold."""
+        name, tables = table.name_in_store, checkpoints.newest_tables
+        if name in tables.names:
+            table.form.check(tables.columns(*name)[0], ".".join(name))
+
+    def _refuse_other_format(
+        self, tables: Sequence[Table | DeltaTable], checkpoints: Checkpoints, there: Collection[tuple[str, str]]
+    ) -> None:
+        """Refuse a place with a table of the other format, of this store or where a table is to be made."""
+        found = {table.name_in_store for table in tables if table.is_found}
+        new = {table.name_in_store for table in tables if table.name_in_store in checkpoints.newest_tables.names}
+        for name in there:
+            for table in self._lying(name) if name not in found else ():
+                if table.form.format != self._form.format and (name in new or table.published_form() is not None):
+                    raise InvalidInputError(
+                        f"{place_of(self._target, table.folder)} has a table of another format; publish to another "
+                        "place, or delete the folder"
+                    )
+
+    def _lying(self, name: tuple[str, str]) -> list[Table | DeltaTable]:
+        """Return what lies in the folder of a table, of any store: a table of each format."""
+        folders, _ = listed_level(self._target, "/".join(name))
+        return [self._table(name, TableForm(format, 3)) for format, own in _FOLDERS.items() if own in folders]
+
+    def _own(self, name: tuple[str, str]) -> list[Table | DeltaTable]:
+        """Return the table of this store that lies in a folder, in the form that it has; none where there is none."""
+        forms = [form for table in self._lying(name) if (form := table.published_form()) is not None]
+        if len(forms) > 1 or any(form.version not in (2, 3) for form in forms):
+            has = " and ".join(f"{form.format} version {form.version}" for form in forms)
+            raise InvalidInputError(
+                f"{place_of(self._target, '/'.join(name))} has a table of {has}; what can be erased is one table in "
+                "version 2 or 3: delete the folder, and purge once more"
+            )
+        return [self._table(name, form) for form in forms]
+
+    def _names(self, checkpoints: Checkpoints, published: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         """Return the tables to bring forward: those of the newest checkpoint, then those that it has no more."""
         tables = checkpoints.newest_tables
-        published = published_names(self._target)
-        if self._is_erasing:
-            # Who published some of the states keeps the others to himself.
-            published = [name for name in published if self._table(name).is_published()]
-            wanted = [name for name in tables.names if name in published]
-        elif self._states is None:
+        if self._states is None:
             wanted = tables.names
         else:
             wanted = [name for name in tables.names if name in self._states]
@@ -241,17 +282,14 @@ class Publisher:
                         f"no state {'.'.join(name)!r} to publish; checkpoint "
                         f"{checkpoints.newest.document.checkpoint_id} has {have}"
                     )
-        for name in wanted:
-            # A column that no table can hold is refused before anything is written.
-            self._form.check(tables.columns(*name)[0], ".".join(name))
         own = published if self._states is None else self._states
         return [*wanted, *(name for name in own if name not in wanted)]
 
-    def _table(self, name: tuple[str, str]) -> Table | DeltaTable:
+    def _table(self, name: tuple[str, str], form: TableForm) -> Table | DeltaTable:
         how: dict[str, Any] = {"history": self._history, "is_erasing": self._is_erasing}
-        if self._form.format == "delta":
-            return DeltaTable(self._files, self._store_id, name, self._form, **how)
-        return Table(self._files, self._store_id, place_of(self._storage), name, self._form, **how)
+        if form.format == "delta":
+            return DeltaTable(self._files, self._store_id, name, form, **how)
+        return Table(self._files, self._store_id, place_of(self._storage), name, form, **how)
 
 
 def open_publisher(
@@ -299,15 +337,15 @@ def erase_published(
 ) -> tuple[str, ...]:
     """Have all publications of a store show its newest checkpoint alone, and delete what the others had.
 
-    Return the places where that failed, each with the reason. They are known by the tags of the store.
+    Return the places where that failed, each with the reason. They are known by the tags of the store. Which tables are
+    in a place is known by its folders alone: they may have been deleted and published again in another form.
     """
-    found = [pin.extensions[PLACE_KEY] for pin in read_pins(storage) if PLACE_KEY in pin.extensions]
     failed = []
-    places = {(str(said["url"]), said.get("format", "iceberg"), int(said["version"])) for said in found}
-    for url, format, version in sorted(places):
+    places = {str(pin.extensions[PLACE_KEY]["url"]) for pin in read_pins(storage) if PLACE_KEY in pin.extensions}
+    for url in sorted(places):
         try:
             target = open_storage(url, storage_options=options_beside(storage, url))
-            publish = Publish(to=url, format=format, version=version, history=1)
+            publish = Publish(to=url, history=1)
             Publisher(storage, store_id, target, publish, clock_ms=clock_ms, new_id=new_id, is_erasing=True).publish()
         except (ArrowStateError, OSError) as error:
             failed.append(f"{url}: {error}")

@@ -44,7 +44,6 @@ from arrowstate.publish.held import (
     Holding,
     PublishedCheckpoint,
     not_own,
-    refuse_other_form,
 )
 from arrowstate.publish.manifests import (
     DATA,
@@ -65,6 +64,7 @@ from arrowstate.storage.base import Outcome, Storage
 from arrowstate.storage.parallel import delete_all, in_parallel
 from arrowstate_formats.state_columns import HASH_COLUMN, HIDDEN_FIELD_IDS
 
+METADATA_FOLDER = "metadata"
 _VERSION = re.compile(r"v([0-9]+)\.metadata\.json")
 _HINT = "version-hint.text"
 _MOST_MANIFESTS = 8
@@ -195,7 +195,7 @@ class Table:
         self.folder = "/".join(name)
         self._files = files
         self._store_id, self._store_url = store_id, store_url
-        self._form, self._format = form, form.version
+        self.form, self._format = form, form.version
         self._history, self._is_erasing = history, is_erasing
         self._before: Version | None = None
         "The newest version, when it was looked at."
@@ -203,6 +203,11 @@ class Table:
     def newest(self) -> Version | None:
         """Return the newest version, None if there is none."""
         return newest_version(self._files.target, self.folder)
+
+    @property
+    def is_found(self) -> bool:
+        """Whether there was a table when it was looked at."""
+        return self._before is not None
 
     @property
     def name_in_store(self) -> tuple[str, str]:
@@ -213,8 +218,6 @@ class Table:
         """See what is there, and refuse what is no table that can be gone on from."""
         before = self.newest()
         is_there = self.name_in_store in checkpoints.newest_tables.names
-        if before is None and is_there:
-            refuse_other_form(self._files.target, self.folder, "_delta_log")
         if before is not None and (is_there or self.is_own(before)):
             self.check(before)
         self._before = before
@@ -241,10 +244,12 @@ class Table:
         version = self.newest()
         return self._listed(version) if version is not None and self.is_own(version) else frozenset()
 
-    def is_published(self) -> bool:
-        """Whether this store has a table in the folder."""
+    def published_form(self) -> TableForm | None:
+        """Return the form of the table that this store has in the folder, None if it has none."""
         version = self.newest()
-        return version is not None and self.is_own(version)
+        if version is None or not self.is_own(version):
+            return None
+        return TableForm("iceberg", version.metadata["format-version"])
 
     def _listed(self, version: Version) -> frozenset[int]:
         return frozenset(map(_number, version.metadata["snapshots"]))
@@ -494,7 +499,7 @@ class Table:
         sequence, snapshot_id = metadata["last-sequence-number"], checkpoint.snapshot_id
         content = None
         if self.name_in_store in checkpoint.tables.names:
-            content = checkpoint.tables.content(*self.name_in_store, self._form, self._known_files(base), sequence)
+            content = checkpoint.tables.content(*self.name_in_store, self.form, self._known_files(base), sequence)
         if content is None:
             schema = next(item for item in metadata["schemas"] if item["schema-id"] == metadata["current-schema-id"])
         else:

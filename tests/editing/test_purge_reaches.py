@@ -5,6 +5,7 @@ Every file is decoded: Arrow, Parquet and Lance, deletion vectors and what is in
 
 import io
 import json
+import shutil
 from contextlib import suppress
 
 import lance.file
@@ -323,6 +324,54 @@ def test_a_purge_publishes_no_state_that_was_not_published(tmp_path, format):
     assert report.is_done, str(report)
     assert holders(tmp_path) == []
     assert [path.name for path in (tmp_path / "tables").glob("*/*")] == ["mail"]
+
+
+@pytest.mark.parametrize("forms", [("iceberg", 3, "delta", 3), ("delta", 2, "iceberg", 2), ("delta", 3, "delta", 2)])
+def test_a_purge_reaches_a_place_that_was_deleted_and_published_again_in_another_form(tmp_path, forms):
+    """Its tags are those of the first publication."""
+    before, version, after, later = forms
+    with small_files():
+        store = fill(tmp_path / "store")
+        store.publish(tmp_path / "tables", format=before, version=version)
+        shutil.rmtree(tmp_path / "tables")
+        publication = store.publish(tmp_path / "tables", format=after, version=later)
+        assert SECRET in str(rows_of(publication))
+
+        report = purge(store)
+
+    assert report.published == ()
+    assert report.is_done, str(report)
+    assert holders(tmp_path) == []
+    publication = store.publish(tmp_path / "tables", format=after, version=later)
+    assert not publication.tables[0].is_new
+    assert SECRET not in str(rows_of(publication))
+
+
+def test_a_purge_reaches_tables_of_a_place_that_are_in_several_versions(tmp_path):
+    with small_files():
+        store = fill(tmp_path / "store")
+        for state, version in (("op.mail", 2), ("op.timers_event_time", 3)):
+            store.publish(tmp_path / "tables", states=[state], version=version)
+
+        report = purge(store)
+
+    assert report.is_done, str(report)
+    assert holders(tmp_path) == []
+
+
+def test_a_folder_with_two_tables_is_in_the_report(tmp_path):
+    with small_files():
+        store = fill(tmp_path / "store")
+        for place, format in (("tables", "iceberg"), ("other", "delta")):
+            store.publish(tmp_path / place, format=format)
+        (tmp_path / "other/op/mail/_delta_log").rename(tmp_path / "tables/op/mail/_delta_log")
+
+        report = purge(store)
+
+    assert ["op/mail has a table of iceberg version 3 and delta version 3" in place for place in report.published] == [
+        True
+    ]
+    assert not report.is_done
 
 
 def test_a_publication_that_cannot_be_reached_is_in_the_report(tmp_path):

@@ -17,7 +17,7 @@ from arrowstate.errors import CommitUnknownError, InvalidInputError, NotFoundErr
 from arrowstate.publish.held import OWN_TAGS, Holding
 from arrowstate.publish.publication import Publish, Publisher
 from arrowstate.publish.table import Files
-from arrowstate.publish.types import TableForm, plain_array
+from arrowstate.publish.types import plain_array
 from arrowstate.storage.registry import open_storage
 from arrowstate.testing import Crashed, Fault, FaultyStorage
 from arrowstate.testing.faults import faults_of
@@ -209,7 +209,7 @@ def test_a_tag_that_another_publisher_has_put_too_late_holds_nothing(tmp_path):
     calls, answers = [], []
 
     def held(storage, entry):
-        holding = Holding(storage, target, TableForm("iceberg", 3), store.clock_ms, store.new_id)
+        holding = Holding(storage, target, store.clock_ms, store.new_id)
         return holding.hold(entry, is_needed=False)
 
     def choose(call):
@@ -236,9 +236,7 @@ def test_a_publisher_lets_go_of_no_later_checkpoint_that_another_one_holds(tmp_p
             stage[0] = next(stages, "")
             commit(store, {"op": [totals_from(5)]}, allow_dropped_state=True)
             newest = next(store._log.history().checkpoints())
-            Holding(store.storage, target, TableForm("iceberg", 3), store.clock_ms, store.new_id).hold(
-                newest, is_needed=True
-            )
+            Holding(store.storage, target, store.clock_ms, store.new_id).hold(newest, is_needed=True)
         if call.path.startswith("tags/") and call.verb == "delete":
             others.append(store.publish(target.url))
 
@@ -398,6 +396,30 @@ def test_tables_of_others_in_the_place_are_left_alone_and_hold_no_checkpoint(tmp
     commit(stores[0], {"sales": [backend]}, allow_dropped_state=True)
     with pytest.raises(InvalidInputError, match="sales/orders is a table that no store has published"):
         stores[0].publish(tmp_path / "tables", format=format)
+
+
+@pytest.mark.parametrize("states", [["op.mail"], None])
+@pytest.mark.parametrize("first", ["iceberg", "delta"])
+def test_a_place_with_a_table_of_the_other_format_is_refused_though_it_is_of_another_state(tmp_path, first, states):
+    """The tables of a store in a place share their tags: one of them would let go of what the other lists."""
+    second = {"iceberg": "delta", "delta": "iceberg"}[first]
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    commit(store, {"op": [totals_from()]})
+    store.publish(tmp_path / "tables", states=["op.total"], format=first)
+    backend = backend_of()
+    backend.state(arrowstate.ValueStateDescriptor("mail", pa.string())).update_batch([1], ["a@b"])
+    # The state of the first table is dropped.
+    commit(store, {"op": [backend]}, allow_dropped_state=True)
+    before = files_of(tmp_path)
+
+    with pytest.raises(InvalidInputError, match="op/total has a table of another format; publish to another place"):
+        store.publish(tmp_path / "tables", states=states, format=second)
+
+    assert files_of(tmp_path) == before
+    shutil.rmtree(tmp_path / "tables/op/total")
+    publication = store.publish(tmp_path / "tables", states=states, format=second)
+    assert [table.state for table in publication.tables] == ["mail"]
+    assert len(held_numbers(store)) == 1
 
 
 @pytest.mark.parametrize("version", [2, 3])
