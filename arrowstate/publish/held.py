@@ -17,7 +17,7 @@ from arrowstate.files.references import ReferenceReader
 from arrowstate.log.collected import reading_checkpoint
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
-from arrowstate.log.pins import TAG_FOLDER, confirm_tag, put_tag, read_pins, read_tag
+from arrowstate.log.pins import TAG_FOLDER, Pin, confirm_tag, put_tag, read_pins, read_tag
 from arrowstate.publish.content import CheckpointTables, place_of
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import ParentDocument
@@ -88,6 +88,12 @@ def not_own(place: str, store_id: str | None, own_id: str) -> InvalidInputError:
     )
 
 
+def published_place(pin: Pin) -> str | None:
+    """Return the URL of the place whose tables a pin is for, None if it is of no publication."""
+    said = pin.extensions.get(PLACE_KEY)
+    return None if said is None else str(said["url"])
+
+
 class Checkpoints:
     """The checkpoints of a store as tables; each is read once."""
 
@@ -155,17 +161,18 @@ class Holding:
         new_id: Callable[[], str],
     ) -> None:
         self._storage, self._clock_ms, self._new_id = storage, clock_ms, new_id
-        self._says = {PLACE_KEY: {"url": place_of(target)}}
-        self._start = f"{OWN_TAGS}{xxhash.xxh3_64_hexdigest(place_of(target).encode())[:8]}-"
+        self._url = place_of(target)
+        self._start = f"{OWN_TAGS}{xxhash.xxh3_64_hexdigest(self._url.encode())[:8]}-"
         self._sure: dict[str, ParentDocument] = {}
         self.look_again()
 
     def look_again(self) -> None:
         """Take the tags as they are now."""
-        pins = {pin.tag: pin.entry for pin in read_pins(self._storage) if pin.tag is not None}
-        self._held = {tag: entry for tag, entry in pins.items() if tag.startswith(self._start)}
+        pins = {pin.tag: pin for pin in read_pins(self._storage) if pin.tag is not None}
+        # Not by their names: whoever likes names a tag so.
+        self._held = {tag: pin.entry for tag, pin in pins.items() if published_place(pin) == self._url}
         self._sure = {tag: entry for tag, entry in self._sure.items() if self._held.get(tag) == entry}
-        self.tags = {tag: entry for tag, entry in pins.items() if not tag.startswith(OWN_TAGS)}
+        self.tags = {tag: pin.entry for tag, pin in pins.items() if published_place(pin) is None}
 
     def has(self, number: int, digest: str) -> bool:
         """Whether the checkpoint with the number and the checksum of its log entry is held."""
@@ -209,7 +216,7 @@ class Holding:
                 files=files,
                 tag_id=self._new_id(),
                 now_ms=self._clock_ms(),
-                extensions=self._says,
+                extensions={PLACE_KEY: {"url": self._url}},
             )
         except InvalidInputError:
             return self._has_put(tag, entry)
@@ -221,7 +228,7 @@ class Holding:
     def release(self, listed: Collection[int], *, up_to: int) -> None:
         """Hold no more what no table lists; later checkpoints than that of a number are for those who know of them."""
         for tag in sorted(self._held):
-            number = int(tag.removeprefix(self._start))
+            number = self._held[tag].number
             if number not in listed and number <= up_to:
                 self._storage.delete(f"{TAG_FOLDER}{tag}.json")
                 del self._held[tag]

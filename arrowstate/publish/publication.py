@@ -20,7 +20,7 @@ from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.pins import read_pins
 from arrowstate.publish.content import place_of
 from arrowstate.publish.delta_table import LOG_FOLDER, DeltaTable
-from arrowstate.publish.held import PLACE_KEY, Checkpoints, Holding
+from arrowstate.publish.held import Checkpoints, Holding, published_place
 from arrowstate.publish.table import METADATA_FOLDER, Files, Table
 from arrowstate.publish.types import TableForm, TableFormat
 from arrowstate.storage.base import Storage, listed_level
@@ -341,7 +341,7 @@ def erase_published(
     in a place is known by its folders alone: they may have been deleted and published again in another form.
     """
     failed = []
-    places = {str(pin.extensions[PLACE_KEY]["url"]) for pin in read_pins(storage) if PLACE_KEY in pin.extensions}
+    places = {place for pin in read_pins(storage) if (place := published_place(pin)) is not None}
     for url in sorted(places):
         try:
             target = open_storage(url, storage_options=options_beside(storage, url))

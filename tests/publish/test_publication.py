@@ -133,6 +133,13 @@ def held_numbers(store):
     return sorted(int(tag.rpartition("-")[2]) for tag in store.tags() if tag.startswith(OWN_TAGS))
 
 
+def held_tags(store, folder):
+    """The tags that a publication to a folder puts."""
+    before = store.tags().keys()
+    store.publish(folder)
+    return store.tags().keys() - before
+
+
 def listed_numbers(publication):
     """The log numbers of the checkpoints that the newest version of the only table lists."""
     folder = Path(publication.tables[0].metadata.removeprefix("file://")).parent
@@ -162,6 +169,24 @@ def test_a_publisher_that_saw_a_tag_which_is_removed_lists_no_checkpoint_that_an
     assert "gold" not in store.tags()
     assert listed_numbers(publication) == held_numbers(store)
     assert len(held_numbers(store)) == 1
+
+
+def test_a_tag_of_the_user_is_in_the_tables_whatever_it_is_named_unless_it_is_main(tmp_path):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    commit(store, {"op": [totals_from()]})
+    place = next(iter(held_tags(store, tmp_path / "tables"))).rpartition("-")[0]
+    names = ["gold", "main", "published-gold", f"{place}-silver"]
+    for name in names:
+        store.tag(name, 1)
+    for start in range(2):
+        commit(store, {"op": [totals_from(start)]}, allow_dropped_state=True)
+        publication = store.publish(tmp_path / "tables", history=1)
+
+    refs = metadata_of(publication.tables[0].metadata)["refs"]
+    assert sorted(refs) == sorted(names)
+    assert [refs[name]["type"] for name in names] == ["tag", "branch", "tag", "tag"]
+    assert {*names} <= store.tags().keys()
+    assert compared(store, publication, by_pyiceberg) == 2
 
 
 @pytest.mark.parametrize("format", ["iceberg", "delta"])

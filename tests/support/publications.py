@@ -94,7 +94,7 @@ def compared(
             found = read(table.metadata, snapshot["snapshot-id"])
             assert found == wanted, (name, entry.checkpoint_id, len(found), len(wanted), found[:2], wanted[:2])
             count += 1
-        tags = {tag: number for tag, number in store.tags().items() if not tag.startswith(OWN_TAGS)}
+        tags = store.tags()
         by_id = {
             item["snapshot-id"]: int(item["summary"]["arrowstate.checkpoint-id"]) for item in metadata["snapshots"]
         }
