@@ -285,7 +285,7 @@ class DeltaTable:
                     delete_all(self._target, self._target.list(f"{self.folder}/"))
                     return None
                 if self._is_long_empty(before):
-                    # It was dropped, and no version that is listed has a row of it.
+                    # It was dropped, and nothing of it is left.
                     return None
             new = self._new(before, checkpoints)
             try:
@@ -609,7 +609,12 @@ class DeltaTable:
         return out
 
     def _is_long_empty(self, version: DeltaVersion) -> bool:
-        return all(said[_FILES] == "0" for said in self._listed_versions(version))
+        """Whether no version that is listed has a file, and those of the versions before are deleted."""
+        if any(said[_FILES] != "0" for said in self._listed_versions(version)):
+            return False
+        _, checkpoints = self._numbers()
+        # The first one has the files that go with the next versions: until then empty versions are made.
+        return not checkpoints or not self._in_checkpoint(checkpoints[0])["remove"]
 
     def _is_own(self, version: DeltaVersion) -> bool:
         return bool(version.metadata["configuration"].get(STORE) == self._store_id)

@@ -114,6 +114,30 @@ def test_versions_go_before_their_files_and_leave_nothing(tmp_path, version):
     )
 
 
+@pytest.mark.parametrize("version", [3, 2])
+def test_the_files_of_a_state_that_was_dropped_go_with_the_versions_after_those_that_had_them(tmp_path, version):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    backend = totals_from(rows=20)
+    backend.state(arrowstate.ValueStateDescriptor("mail", pa.string())).update_batch([1, 2], ["a@b", "c@d"])
+    folder, left = tmp_path / "tables/op/mail", []
+    for number in range(40):
+        if number == 4:
+            backend = totals_from(rows=20)
+        if number == 2:
+            backend.state(arrowstate.ValueStateDescriptor("mail", pa.string())).update_batch([1], ["e@f"])
+        backend.state(TOTAL).add_batch(pa.array([number]), pa.array([1]))
+        commit(store, {"op": [backend]}, allow_dropped_state=True)
+        published(store, tmp_path / "tables", history=3, version=version)
+        left.append(len([path for path in files_of(folder) if not path.startswith("_delta_log/")]))
+    versions = shown(folder)
+
+    # The versions before 10 go when there are three from there on, and their files when there are three from 20 on.
+    assert [left.index(0), left[21] > 0] == [22, True]
+    assert versions[-1].version == 22
+    assert all(not item.files for item in versions)
+    assert len(store.tags()) == len(shown(tmp_path / "tables/op/total"))
+
+
 def test_of_two_publishers_at_once_one_makes_the_version_and_the_other_the_next(tmp_path):
     store = arrowstate.open_store(tmp_path / "store", create=True)
     commit(store, {"op": [totals_from()]})
