@@ -35,6 +35,8 @@ _MASTER_MAGIC: Final = 0xC96B1696 - (1 << 32)
 _OLDEST, _NEWEST = 2, 7
 _MOST_KEY_GROUPS = 32768
 _DEEPEST = 16
+_LONGEST_PATH = 1000
+"""Characters of the names that lead to a property; objects may refer to each other in a chain without end."""
 _MODES = ("split", "union", "broadcast")
 
 
@@ -61,7 +63,7 @@ def read_metadata(data: bytes | memoryview, name: str = "_metadata") -> Metadata
 
 
 def _plain(found: object) -> dict[str, object]:
-    """Numbers, flags and names of an object and of those in it."""
+    """Numbers, flags and names of an object and of those in it, by the names that lead to each."""
     plain: dict[str, object] = {}
     waiting, seen = [("", found)], set()
     while waiting:
@@ -70,6 +72,8 @@ def _plain(found: object) -> dict[str, object]:
             continue
         seen.add(id(each))
         for name, value in each.fields.items():
+            if len(prefix) + len(name) > _LONGEST_PATH:
+                continue
             if isinstance(value, bool | int | float | str):
                 plain[prefix + name] = value
             elif isinstance(value, JavaEnum):

@@ -6,7 +6,8 @@ import pytest
 
 from arrowstate.errors import CorruptDataError, FormatVersionError
 from arrowstate.foreign.flink.handles import ChannelHandle, InlineHandle
-from arrowstate.foreign.flink.metadata import read_metadata
+from arrowstate.foreign.flink.java_objects import JavaObject
+from arrowstate.foreign.flink.metadata import _plain, read_metadata
 
 MAGIC = struct.pack(">I", 0x4960672D)
 
@@ -51,6 +52,17 @@ def test_every_version_says_which_operator_and_subtask(version: int) -> None:
     assert (operator.coordinator is not None) == (version >= 3)
     if isinstance(operator.coordinator, InlineHandle):
         assert operator.coordinator.size == 3
+
+
+def test_properties_at_the_end_of_a_long_chain_of_objects_are_left_out() -> None:
+    found = JavaObject("com.acme.Last", {"n": 1000})
+    for number in reversed(range(1000)):
+        found = JavaObject("com.acme.Link", {"n": number, "next" * 25: found})
+
+    properties = _plain(found)
+
+    assert list(properties.values()) == list(range(10))
+    assert max(map(len, properties)) < 1000
 
 
 def test_a_finished_subtask_has_nothing_after_its_index() -> None:

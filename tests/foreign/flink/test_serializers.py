@@ -1,5 +1,6 @@
 """Values as Flink writes them become columns, and what is no such value is an error that says where."""
 
+import json
 import struct
 from collections.abc import Sequence
 from decimal import Decimal
@@ -232,6 +233,28 @@ def test_a_schema_that_refers_to_itself_is_opaque() -> None:
     schema = '{"type": "record", "name": "R", "fields": [{"name": "next", "type": ["null", "R"]}]}'
 
     assert avro_serializer(schema, "com.acme.R").opaque == ("com.acme.R",)
+
+
+def records_of_records(levels: int) -> str:
+    """A schema of records with two fields each, which have the record before as their type."""
+    schema: Any = {"type": "record", "name": "R0", "fields": [{"name": "x", "type": "int"}]}
+    for level in range(1, levels + 1):
+        fields = [{"name": "a", "type": schema}, {"name": "b", "type": f"R{level - 1}"}]
+        schema = {"type": "record", "name": f"R{level}", "fields": fields}
+    return json.dumps(schema)
+
+
+def test_a_schema_that_becomes_many_types_is_opaque_at_once() -> None:
+    symbols = {"type": "enum", "name": "E", "symbols": [f"s{number}" for number in range(5000)]}
+    fields = [{"name": f"f{number}", "type": "E" if number else symbols} for number in range(5000)]
+    many = json.dumps({"type": "record", "name": "R", "fields": fields})
+
+    for schema in (records_of_records(20), many):
+        found = avro_serializer(schema, "com.acme.R")
+
+        assert isinstance(found, Opaque)
+        assert found.reason == "its schema of Avro has more than 10,000 types, each counted where it is named"
+    assert avro_serializer(records_of_records(10), "com.acme.R").opaque == ()
 
 
 DAMAGE: list[tuple[Serializer, bytes, str]] = [

@@ -7,7 +7,9 @@ import pytest
 
 from arrowstate.errors import CorruptDataError
 from arrowstate.foreign.flink.byte_reader import ByteReader
+from arrowstate.foreign.flink.java_objects import JavaObject
 from arrowstate.foreign.flink.keyed_header import read_keyed_header
+from arrowstate.foreign.flink.serializers.logical_types import LogicalTypes
 from arrowstate.foreign.flink.serializers.snapshots import UnknownSnapshotError, read_snapshot
 
 BASE = "org.apache.flink.api.common.typeutils.base."
@@ -83,6 +85,33 @@ def described(data: bytes) -> pa.DataType:
 )
 def test_a_snapshot_is_described(data: bytes, expected: pa.DataType) -> None:
     assert described(data) == expected
+
+
+LOGICAL = "org.apache.flink.table.types.logical."
+
+
+def map_type(key: JavaObject, value: JavaObject) -> JavaObject:
+    return JavaObject(f"{LOGICAL}MapType", {"keyType": key, "valueType": value})
+
+
+def maps_of_maps(levels: int, kind: JavaObject) -> JavaObject:
+    """Maps whose keys and values have one type, that of the map before."""
+    for _ in range(levels):
+        kind = map_type(kind, kind)
+    return kind
+
+
+def test_logical_types_that_stand_in_many_places_are_counted_in_each() -> None:
+    known, unknown = JavaObject(f"{LOGICAL}IntType"), JavaObject("com.acme.Thing")
+    in_itself = map_type(known, known)
+    in_itself.fields |= {"keyType": in_itself, "valueType": in_itself}
+
+    for given in (maps_of_maps(45, known), maps_of_maps(45, unknown), in_itself):
+        assert LogicalTypes().arrow(given) is None
+    assert LogicalTypes().arrow(maps_of_maps(2, known)) == pa.map_(*[pa.map_(pa.int32(), pa.int32())] * 2)
+    types = LogicalTypes()
+    found = [types.arrow(maps_of_maps(11, known)) for _ in range(3)]
+    assert [kind is None for kind in found] == [False, False, True]
 
 
 def test_an_unknown_class_with_parts_is_gone_over() -> None:

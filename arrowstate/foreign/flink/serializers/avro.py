@@ -31,6 +31,8 @@ from arrowstate.foreign.flink.serializers.program import Column, Ints, Program, 
 from arrowstate.foreign.flink.serializers.scalars import Enumeration, Nothing, Number
 
 _DEEPEST = 50
+_MOST_TYPES = 10_000
+"""Of one schema, and symbols. A record that is named in many places stands in it once, and in Arrow in each of them."""
 _NUMBERS = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -52,50 +54,73 @@ _TIMES = {
 def avro_serializer(text: str, class_name: str) -> Serializer:
     """Return the serializer of a schema of Avro."""
     try:
-        return _of(json.loads(text), {}, 0)
+        return _Schema().of(json.loads(text), 0)
+    except _TooManyTypesError:
+        return Opaque(
+            class_name, f"its schema of Avro has more than {_MOST_TYPES:,} types, each counted where it is named"
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return Opaque(class_name, "its schema of Avro cannot be read, or refers to itself")
 
 
-def _of(schema: Any, named: dict[str, Any], depth: int) -> Serializer:
-    if depth > _DEEPEST:
-        raise RecursionError
-    if isinstance(schema, list):
-        parts = tuple(_of(each, named, depth + 1) for each in schema)
-        return _Union(parts, tuple(_short_name(each) for each in schema))
-    if isinstance(schema, str):
-        if schema in named:
-            return _of(named[schema], named, depth + 1)
-        schema = {"type": schema}
-    kind = schema["type"]
-    if isinstance(kind, dict | list):
-        return _of(kind, named, depth + 1)
-    if kind in _NUMBERS:
-        return Number(_TIMES.get((kind, schema.get("logicalType", "")), _NUMBERS[kind]))
-    if kind == "null":
-        return Nothing(0)
-    if kind in ("string", "bytes"):
-        return CountedBytes(text=kind == "string")
-    if kind in named:
-        return _of(named[kind], named, depth + 1)
-    name = _full_name(schema)
-    if kind == "array":
-        return _Blocks(None, _of(schema["items"], named, depth + 1))
-    if kind == "map":
-        return _Blocks(CountedBytes(text=True), _of(schema["values"], named, depth + 1))
-    named[name] = named[schema.get("name", name)] = schema
-    if kind == "enum":
-        return Enumeration(name, tuple(schema["symbols"]))
-    if kind == "fixed":
-        width = int(schema["size"])
-        if not 0 <= width < 1 << 31:
-            raise ValueError(width)
-        return _Fixed(width)
-    if kind == "record":
-        fields = schema["fields"]
-        parts = tuple(_of(field["type"], named, depth + 1) for field in fields)
-        return StructOf(tuple(field["name"] for field in fields), parts, name)
-    raise ValueError(kind)
+class _TooManyTypesError(Exception):
+    """A schema has more types than are read."""
+
+
+class _Schema:
+    """Reads the types of one schema."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, Any] = {}
+        self._left = _MOST_TYPES
+
+    def of(self, schema: Any, depth: int) -> Serializer:
+        if depth > _DEEPEST:
+            raise RecursionError
+        self._count(1)
+        if isinstance(schema, list):
+            parts = tuple(self.of(each, depth + 1) for each in schema)
+            return _Union(parts, tuple(_short_name(each) for each in schema))
+        if isinstance(schema, str):
+            if schema in self._named:
+                return self.of(self._named[schema], depth + 1)
+            schema = {"type": schema}
+        kind = schema["type"]
+        if isinstance(kind, dict | list):
+            return self.of(kind, depth + 1)
+        if kind in _NUMBERS:
+            return Number(_TIMES.get((kind, schema.get("logicalType", "")), _NUMBERS[kind]))
+        if kind == "null":
+            return Nothing(0)
+        if kind in ("string", "bytes"):
+            return CountedBytes(text=kind == "string")
+        if kind in self._named:
+            return self.of(self._named[kind], depth + 1)
+        name = _full_name(schema)
+        if kind == "array":
+            return _Blocks(None, self.of(schema["items"], depth + 1))
+        if kind == "map":
+            return _Blocks(CountedBytes(text=True), self.of(schema["values"], depth + 1))
+        self._named[name] = self._named[schema.get("name", name)] = schema
+        if kind == "enum":
+            symbols = tuple(schema["symbols"])
+            self._count(len(symbols))
+            return Enumeration(name, symbols)
+        if kind == "fixed":
+            width = int(schema["size"])
+            if not 0 <= width < 1 << 31:
+                raise ValueError(width)
+            return _Fixed(width)
+        if kind == "record":
+            fields = schema["fields"]
+            parts = tuple(self.of(field["type"], depth + 1) for field in fields)
+            return StructOf(tuple(field["name"] for field in fields), parts, name)
+        raise ValueError(kind)
+
+    def _count(self, types: int) -> None:
+        self._left -= types
+        if self._left < 0:
+            raise _TooManyTypesError
 
 
 def _full_name(schema: dict[str, Any]) -> str:

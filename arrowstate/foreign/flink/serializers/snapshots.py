@@ -18,7 +18,7 @@ from arrowstate.foreign.flink.java_objects import read_java_object
 from arrowstate.foreign.flink.serializers.avro import avro_serializer
 from arrowstate.foreign.flink.serializers.base import CountedBytes, Opaque, Serializer
 from arrowstate.foreign.flink.serializers.composites import Either, ListOf, MapOf, Optional, RowOf, StructOf, TtlOf
-from arrowstate.foreign.flink.serializers.logical_types import arrow_of_logical_type
+from arrowstate.foreign.flink.serializers.logical_types import LogicalTypes
 from arrowstate.foreign.flink.serializers.pojo import PojoOf, Subclass
 from arrowstate.foreign.flink.serializers.rows import Binary, DecimalData
 from arrowstate.foreign.flink.serializers.scalars import (
@@ -316,7 +316,8 @@ def _avro(reader: ByteReader, version: int, _depth: int) -> Serializer:
 
 
 def _row_data(reader: ByteReader, _version: int, depth: int) -> Serializer:
-    kinds = [arrow_of_logical_type(read_java_object(reader)) for _ in range(reader.count(5))]
+    types = LogicalTypes()
+    kinds = [types.arrow(read_java_object(reader)) for _ in range(reader.count(5))]
     _parts(reader, depth)
     fields = [pa.field(f"f{place}", kind) for place, kind in enumerate(kinds) if kind is not None]
     if len(fields) < len(kinds):
@@ -333,13 +334,14 @@ def _nested_serializer(reader: ByteReader, depth: int) -> None:
 
 
 def _array_data(reader: ByteReader, _version: int, depth: int) -> Serializer:
-    kind = arrow_of_logical_type(read_java_object(reader))
+    kind = LogicalTypes().arrow(read_java_object(reader))
     _nested_serializer(reader, depth)
     return Binary(pa.list_(kind)) if kind is not None else CountedBytes()
 
 
 def _map_data(reader: ByteReader, _version: int, depth: int) -> Serializer:
-    key, value = (arrow_of_logical_type(read_java_object(reader)) for _ in range(2))
+    types = LogicalTypes()
+    key, value = (types.arrow(read_java_object(reader)) for _ in range(2))
     _nested_serializer(reader, depth)
     _nested_serializer(reader, depth)
     return Binary(pa.map_(key, value)) if key is not None and value is not None else CountedBytes()
