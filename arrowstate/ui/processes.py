@@ -193,7 +193,8 @@ def main(control: socket.socket) -> None:
         try:
             pid = os.fork()
         except OSError as error:
-            with socket.socket(fileno=files[0]) as connection:
+            # Whoever asked may be gone.
+            with suppress(OSError), socket.socket(fileno=files[0]) as connection:
                 connection.sendall(_NO_CHILD.to_bytes(_PID_BYTES) + str(error.strerror).encode())
             os.close(files[1])
             continue
