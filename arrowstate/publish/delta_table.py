@@ -255,9 +255,9 @@ class DeltaTable:
         "The newest version, when it was looked at."
 
     @property
-    def is_found(self) -> bool:
-        """Whether there was a table when it was looked at."""
-        return self._before is not None
+    def is_published(self) -> bool:
+        """Whether this store had the table when it was looked at."""
+        return self._before is not None and self._is_own(self._before)
 
     def look(self, checkpoints: Checkpoints) -> None:
         """See what is there, and refuse what is no table that can be gone on from."""

@@ -94,6 +94,12 @@ def published_place(pin: Pin) -> str | None:
     return None if said is None else str(said["url"])
 
 
+def _is_of(pin: Pin, tables: Collection[str]) -> bool:
+    """Whether those who put a tag list its checkpoint in no table but these."""
+    said = pin.extensions[PLACE_KEY].get("tables")
+    return said is not None and {*said} <= {*tables}
+
+
 class Checkpoints:
     """The checkpoints of a store as tables; each is read once."""
 
@@ -151,18 +157,35 @@ class Checkpoints:
 
 
 class Holding:
-    """The tags by which a publication holds the checkpoints that it lists, and those of everybody else."""
+    """The tags by which a publication holds the checkpoints that it lists, and those of everybody else.
+
+    Publishers of different tables of a place have tags of their own, which say of which tables they are. A tag is
+    removed by those alone who have brought each of its tables to the newest checkpoint that they know, and only where
+    its checkpoint is no later than that one and no version that they have seen lists it. So nobody removes the tag of a
+    checkpoint that a slower publisher is about to list: that one goes on from an older version
+    of the table, loses to the version that is there, and looks at the tags again. An earlier checkpoint that a table
+    lists again is held by the tag of the user, too.
+
+    Who publishes all states brings everything in the place forward and removes the tags of everybody, also those of
+    tables that are not there, as of a folder that was deleted. One case is left: a table that is made for the first
+    time in that moment, of a state that the newest checkpoint has no more, lists what nothing holds.
+    """
 
     def __init__(
         self,
         storage: Storage,
         target: Storage,
+        tables: Collection[tuple[str, str]],
+        *,
+        is_of_all: bool,
         clock_ms: Callable[[], int],
         new_id: Callable[[], str],
     ) -> None:
         self._storage, self._clock_ms, self._new_id = storage, clock_ms, new_id
+        self._tables, self._is_of_all = sorted("/".join(name) for name in tables), is_of_all
         self._url = place_of(target)
-        self._start = f"{OWN_TAGS}{xxhash.xxh3_64_hexdigest(self._url.encode())[:8]}-"
+        whose = "\n".join([self._url, *self._tables])
+        self._start = f"{OWN_TAGS}{xxhash.xxh3_64_hexdigest(whose.encode())[:8]}-"
         self._sure: dict[str, ParentDocument] = {}
         self.look_again()
 
@@ -170,14 +193,15 @@ class Holding:
         """Take the tags as they are now."""
         pins = {pin.tag: pin for pin in read_pins(self._storage) if pin.tag is not None}
         # Not by their names: whoever likes names a tag so.
-        self._held = {tag: pin.entry for tag, pin in pins.items() if published_place(pin) == self._url}
+        own = {tag: pin for tag, pin in pins.items() if published_place(pin) == self._url}
+        self._held = {tag: pin.entry for tag, pin in own.items()}
+        self._removable = {tag for tag, pin in own.items() if self._is_of_all or _is_of(pin, self._tables)}
         self._sure = {tag: entry for tag, entry in self._sure.items() if self._held.get(tag) == entry}
         self.tags = {tag: pin.entry for tag, pin in pins.items() if published_place(pin) is None}
 
     def has(self, number: int, digest: str) -> bool:
         """Whether the checkpoint with the number and the checksum of its log entry is held."""
-        found = self._held.get(f"{self._start}{number}")
-        return found is not None and found.xxh3_128 == digest
+        return any(entry.number == number and entry.xxh3_128 == digest for entry in self._held.values())
 
     def hold(self, entry: CommittedEntry, *, is_needed: bool) -> bool:
         """Hold a checkpoint; return whether it is held, or raise if one that is needed is gone.
@@ -198,6 +222,7 @@ class Holding:
             is_held = False
         if is_held:
             self._held[tag] = self._sure[tag] = entry.as_parent
+            self._removable.add(tag)
         elif is_needed:
             raise CheckpointNotFoundError(document.checkpoint_id, [])
         return is_held
@@ -216,20 +241,21 @@ class Holding:
                 files=files,
                 tag_id=self._new_id(),
                 now_ms=self._clock_ms(),
-                extensions={PLACE_KEY: {"url": self._url}},
+                extensions={PLACE_KEY: {"url": self._url, "tables": self._tables}},
             )
         except InvalidInputError:
             return self._has_put(tag, entry)
 
     def _has_put(self, tag: str, entry: CommittedEntry) -> bool:
-        """Whether another publisher to the same place has put a tag, and in time."""
+        """Whether another publisher of the same tables has put a tag, and in time."""
         return confirm_tag(self._storage, tag, entry.as_parent)
 
     def release(self, listed: Collection[int], *, up_to: int) -> None:
         """Hold no more what no table lists; later checkpoints than that of a number are for those who know of them."""
-        for tag in sorted(self._held):
+        for tag in sorted(self._removable):
             number = self._held[tag].number
             if number not in listed and number <= up_to:
                 self._storage.delete(f"{TAG_FOLDER}{tag}.json")
                 del self._held[tag]
+                self._removable.remove(tag)
                 self._sure.pop(tag, None)

@@ -200,7 +200,7 @@ class Publisher:
             table.look(checkpoints)
         if not self._is_erasing:
             self._refuse_other_format(tables, checkpoints, there)
-        holding = Holding(self._storage, self._target, self._clock_ms, self._new_id)
+        holding = self._holding(tables, checkpoints)
         published: list[PublishedTable] = []
         listed: set[int] = set()
         try:
@@ -215,22 +215,33 @@ class Publisher:
                             )
                         )
         except (InvalidInputError, CorruptDataError):
-            # This comes again and again, and must not hold a checkpoint more each time.
+            # This comes again and again, and must not hold a checkpoint more each time. A slower publisher of the same
+            # tables may lose one that it is about to list; it fails as this one does at the next.
             with suppress(ArrowStateError, OSError):
-                holding.release(self._listed_by_others(()), up_to=checkpoints.newest.document.number)
+                there_now = set().union(*(table.listed() for table in tables))
+                holding.release(there_now, up_to=checkpoints.newest.document.number)
             raise
-        if self._states is not None:
-            listed |= self._listed_by_others([table.name_in_store for table in tables])
         holding.release(listed, up_to=checkpoints.newest.document.number)
         checkpoint_id = checkpoints.newest.document.checkpoint_id
         assert checkpoint_id is not None, "a fence is no checkpoint"
         place = place_of(self._target)
         return Publication(place, checkpoint_id, tuple(published), self._files.bytes_written - written)
 
-    def _listed_by_others(self, names: Collection[tuple[str, str]]) -> set[int]:
-        """Return the numbers of the log entries that the tables in the place list, but for those of some names."""
-        others = [name for name in published_names(self._target) if name not in names]
-        return set().union(*(table.listed() for name in others for table in self._lying(name)))
+    def _holding(self, tables: Sequence[Table | DeltaTable], checkpoints: Checkpoints) -> Holding:
+        """Return the tags of those who publish the same tables."""
+        names = [
+            table.name_in_store
+            for table in tables
+            if table.is_published or table.name_in_store in checkpoints.newest_tables.names
+        ]
+        return Holding(
+            self._storage,
+            self._target,
+            names,
+            is_of_all=self._states is None,
+            clock_ms=self._clock_ms,
+            new_id=self._new_id,
+        )
 
     def _check(self, table: Table | DeltaTable, checkpoints: Checkpoints) -> None:
         """Refuse a column that the table cannot hold."""
@@ -242,7 +253,7 @@ class Publisher:
         self, tables: Sequence[Table | DeltaTable], checkpoints: Checkpoints, there: Collection[tuple[str, str]]
     ) -> None:
         """Refuse a place with a table of the other format, of this store or where a table is to be made."""
-        found = {table.name_in_store for table in tables if table.is_found}
+        found = {table.name_in_store for table in tables if table.is_published}
         new = {table.name_in_store for table in tables if table.name_in_store in checkpoints.newest_tables.names}
         for name in there:
             for table in self._lying(name) if name not in found else ():

@@ -205,9 +205,9 @@ class Table:
         return newest_version(self._files.target, self.folder)
 
     @property
-    def is_found(self) -> bool:
-        """Whether there was a table when it was looked at."""
-        return self._before is not None
+    def is_published(self) -> bool:
+        """Whether this store had the table when it was looked at."""
+        return self._before is not None and self.is_own(self._before)
 
     @property
     def name_in_store(self) -> tuple[str, str]:

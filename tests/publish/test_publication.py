@@ -133,6 +133,12 @@ def held_numbers(store):
     return sorted(int(tag.rpartition("-")[2]) for tag in store.tags() if tag.startswith(OWN_TAGS))
 
 
+def holding_of(store, target, storage):
+    """The tags of who publishes the table of totals."""
+    tables = [("op", "total")]
+    return Holding(storage, target, tables, is_of_all=True, clock_ms=store.clock_ms, new_id=store.new_id)
+
+
 def held_tags(store, folder):
     """The tags that a publication to a folder puts."""
     before = store.tags().keys()
@@ -234,8 +240,7 @@ def test_a_tag_that_another_publisher_has_put_too_late_holds_nothing(tmp_path):
     calls, answers = [], []
 
     def held(storage, entry):
-        holding = Holding(storage, target, store.clock_ms, store.new_id)
-        return holding.hold(entry, is_needed=False)
+        return holding_of(store, target, storage).hold(entry, is_needed=False)
 
     def choose(call):
         # The tag is there, and it was not yet looked whether it came in time.
@@ -261,7 +266,7 @@ def test_a_publisher_lets_go_of_no_later_checkpoint_that_another_one_holds(tmp_p
             stage[0] = next(stages, "")
             commit(store, {"op": [totals_from(5)]}, allow_dropped_state=True)
             newest = next(store._log.history().checkpoints())
-            Holding(store.storage, target, store.clock_ms, store.new_id).hold(newest, is_needed=True)
+            holding_of(store, target, store.storage).hold(newest, is_needed=True)
         if call.path.startswith("tags/") and call.verb == "delete":
             others.append(store.publish(target.url))
 
@@ -273,6 +278,46 @@ def test_a_publisher_lets_go_of_no_later_checkpoint_that_another_one_holds(tmp_p
     assert others == []
     assert listed_numbers(publication) == held_numbers(store)
     assert len(held_numbers(store)) == 2
+
+
+@pytest.mark.parametrize("faster", [["op.total"], None])
+@pytest.mark.parametrize("format", ["iceberg", "delta"])
+def test_a_slow_publisher_lists_only_what_is_held_though_a_faster_one_of_other_states_lets_go(tmp_path, format, faster):
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    target = open_storage(tmp_path / "tables", create=True)
+    backend = totals_from(rows=3000)
+    mail = backend.state(arrowstate.ValueStateDescriptor("mail", pa.string()))
+
+    def commit_next(number):
+        mail.update_batch(list(range(3000)), [f"{number}@b"] * 3000)
+        backend.state(TOTAL).add_batch(pa.array([number]), pa.array([1]))
+        commit(store, {"op": [backend]}, format="parquet")
+
+    def choose(call):
+        # The slow one holds the first checkpoint, and has not listed it.
+        if call.verb == "put_if_absent" and call.path.startswith("op/mail/") and not others:
+            commit_next(2)
+            others.append(store.publish(target.url, states=faster, history=1, format=format))
+
+    others = []
+    commit_next(1)
+    asked = Publish(to=target.url, states=["op.mail"], history=1, format=format)
+    publication = Publisher(store.storage, store.store_id, FaultyStorage(target, choose), asked).publish()
+    store.collect(arrowstate.RetentionPolicy(count=1)).apply()
+
+    # Who publishes that table too has made its version first.
+    shown_id = 1 if faster else 2
+    assert publication["op.mail"].checkpoint_id == shown_id
+    rows = (by_pyiceberg if format == "iceberg" else by_deltalake)(publication["op.mail"].metadata, None)
+    assert [len(rows), all(f"{shown_id}@b" in row for row in rows)] == [3000, True]
+    # Who publishes all removes the tags of the others.
+    commit_next(3)
+    publication = store.publish(target.url, history=1, format=format)
+    if format == "iceberg":
+        assert [len(held_numbers(store)), compared(store, publication, by_pyiceberg)] == [1, 2]
+    else:
+        folders = [tmp_path / "tables/op" / name for name in ("mail", "total")]
+        assert {item.number for folder in folders for item in shown(folder)} == {*held_numbers(store)}
 
 
 @pytest.mark.parametrize("format", ["iceberg", "delta"])
@@ -444,6 +489,8 @@ def test_a_place_with_a_table_of_the_other_format_is_refused_though_it_is_of_ano
     shutil.rmtree(tmp_path / "tables/op/total")
     publication = store.publish(tmp_path / "tables", states=states, format=second)
     assert [table.state for table in publication.tables] == ["mail"]
+    # Who publishes all removes the tags of the folder that was deleted.
+    store.publish(tmp_path / "tables", format=second)
     assert len(held_numbers(store)) == 1
 
 
