@@ -280,8 +280,19 @@ def _described(error: Exception) -> str:
 def _one_batch(batch: Any) -> pa.RecordBatch:
     batches = batches_of(batch)
     if len(batches) > 1:
+        # A process function is given plain values, also of dictionaries that cannot be joined.
+        batches = batches_of(_without_dictionaries(batch))
+    if len(batches) > 1:
         raise InvalidInputError("a column holds more text than a record batch can; give the rows in several batches")
     if batches:
         return batches[0]
     # Arrow makes no dictionaries of some types from a list of no rows.
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in batch.schema], schema=batch.schema)
+
+
+def _without_dictionaries(rows: pa.Table) -> pa.Table:
+    for number, field in enumerate(rows.schema):
+        if pa.types.is_dictionary(field.type):
+            plain = rows.column(number).cast(field.type.value_type)
+            rows = rows.set_column(number, pa.field(field.name, plain.type, field.nullable), plain)
+    return rows

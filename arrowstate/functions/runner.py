@@ -162,9 +162,17 @@ def check_once(schema: pa.Schema, name: str) -> None:
 
 
 def batches_of(rows: Any) -> list[pa.RecordBatch]:
-    """Return a record batch or table as batches: one, unless a column holds more text than one array can address."""
+    """Return a record batch or table as batches.
+
+    There is one, unless a column holds more text than one array can address, or dictionaries with more values together
+    than their index type can tell apart.
+    """
     if isinstance(rows, pa.RecordBatch):
         return [rows]
     if not isinstance(rows, pa.Table):
         raise InvalidInputError(f"expected a record batch or a table, got {type(rows).__name__}")
-    return rows.combine_chunks().to_batches()
+    try:
+        return rows.combine_chunks().to_batches()
+    except pa.ArrowInvalid:
+        # The chunks have dictionaries that cannot be joined.
+        return rows.to_batches()

@@ -180,15 +180,17 @@ class Graph:
 
     def made_by_users(self) -> Iterator[tuple[str, Any]]:
         """Yield what the job was given to run, each with what it is called in a message."""
+        yield from ((f"source {task.uid!r}", task.source) for task in self.tasks if isinstance(task, SourceNode))
+        yield from self.functions()
+        yield from ((f"sink {sink.uid!r}", sink.sink) for sink in self.sinks)
+
+    def functions(self) -> Iterator[tuple[str, Any]]:
+        """Yield the functions of which each subtask has a copy of its own, each with what it is called in a message."""
         for task in self.tasks:
-            if isinstance(task, SourceNode):
-                yield f"source {task.uid!r}", task.source
-            elif isinstance(task, StatefulNode):
+            if isinstance(task, StatefulNode):
                 yield f"operator {task.uid!r}", task.operator
             for node in _maps(task):
                 yield f"a function of map_batches after {task.uid!r}", node.function
-        for sink in self.sinks:
-            yield f"sink {sink.uid!r}", sink.sink
 
     def maps_of(self, node: Node) -> Iterator[MapNode]:
         """Yield the functions of `map_batches` that a task runs behind its own."""

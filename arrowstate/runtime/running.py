@@ -32,7 +32,7 @@ from arrowstate.runtime.core.assembling import PROPERTY, Entries, stored_table
 from arrowstate.runtime.core.assignment import check_splits
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import Coordinator
-from arrowstate.runtime.core.explaining import job_failure
+from arrowstate.runtime.core.explaining import check_copies, job_failure
 from arrowstate.runtime.core.in_flight import InFlightStates
 from arrowstate.runtime.drivers.inline import Inline, InlineDriver
 from arrowstate.runtime.drivers.ready import ReadySlots
@@ -131,7 +131,9 @@ class RunningJob:
         )
         # What can be refused is refused before the fence is taken, which ends the job that runs.
         made = None
-        if mode == "processes" and ready is None:
+        if mode != "processes":
+            check_copies(job.graph.functions())
+        elif ready is None:
             made = ReadySlots(job, _setting(job, store, self._parallelism, self._max_parallelism), loads_all=False)
         self._ready = ready or made
         try:
@@ -537,7 +539,7 @@ class RunningJob:
                 job.restart,
                 new_id=store.new_id,
                 seed=self._seed,
-                clock_ms=store.clock_ms(),
+                clock_ms=store.clock_ms() if self._driver is None else self._driver.inline.clock_ms,
             )
             driver = InlineDriver(inline)
         else:

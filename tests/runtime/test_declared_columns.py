@@ -16,6 +16,7 @@ from arrowstate.runtime import (
     BulkParquetSink,
     FileSource,
     FunctionSink,
+    GeneratorSource,
     IteratorSource,
     Job,
     OutputTable,
@@ -308,3 +309,44 @@ def test_batches_may_differ_in_what_they_say_is_never_null(tmp_path, kind, way, 
 
     found = [n for file in (tmp_path / "out").glob("[!.]*") for n in pq.read_table(file)["n"].to_pylist()]
     assert sorted(found, key=lambda n: (n is None, n)) == expected
+
+
+def words(first, count):
+    """Each batch has a dictionary of its own, with at most as many values as its index type can tell apart."""
+    numbers = range(first, first + count)
+    encoded = pa.array([f"v{number % 1000}" for number in numbers]).dictionary_encode()
+    return pa.record_batch(
+        {"k": [number % 5 for number in numbers], "d": encoded.cast(pa.dictionary(pa.int8(), pa.string()))}
+    )
+
+
+class Words(arrowstate.BatchFunction):
+    def open(self, context):
+        self.n = context.state(arrowstate.ReducingStateDescriptor("n", pa.int64(), reduce="sum"))
+
+    def process_batch(self, batch, context):
+        assert batch["d"].type == pa.dictionary(pa.int8(), pa.string())
+        numbers = [int(word[1:]) for word in batch["d"].to_pylist()]
+        self.n.add_batch(context.group_keys(batch), pa.array(numbers, pa.int64()))
+
+
+class WordByWord(arrowstate.KeyedProcessFunction):
+    def open(self, context):
+        self.n = context.state(arrowstate.ReducingStateDescriptor("n", pa.int64(), reduce="sum"))
+
+    def process_element(self, value, context, out):
+        self.n.add(int(value.d[1:]))
+
+
+@pytest.mark.parametrize("function", [Words, WordByWord], ids=["batches", "records"])
+@pytest.mark.parametrize("source", ["generator", "table"])
+def test_dictionaries_with_too_many_values_together_are_processed_apart(function, source):
+    whole = pa.Table.from_batches([words(first, 100) for first in range(0, 1000, 100)])
+    generator = GeneratorSource(words, whole.schema, rows=1000, batch_rows=100)
+    job = Job(f"memory://dictionaries-{function.__name__}-{source}", restart=Restart.none())
+    rows = job.source(generator if source == "generator" else TableSource(whole), uid="rows")
+    rows.rebalance().stateful(function(), key=["k"], uid="f")
+
+    snapshot = job.run(mode="threads")
+
+    assert snapshot.sql("select sum(n) from f.n").fetchall() == [(sum(range(1000)),)]

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import threading
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ import arrowstate.runtime
 from arrowstate.errors import InvalidInputError
 from arrowstate.runtime import (
     CoBatchFunction,
+    GeneratorSource,
     Job,
     KeyedCoProcessFunction,
     OutputTable,
@@ -23,6 +25,12 @@ from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
 SUM = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
 PRICES = arrowstate.BroadcastStateDescriptor("prices", pa.string(), pa.int64())
 ROWS = pa.table({"user": ["ann"], "amount": pa.array([1], pa.int64()), "at": pa.array([5], pa.int64())})
+
+
+def endless(first, count):
+    return pa.record_batch(
+        {"user": ["ann"] * count, "amount": [1] * count, "at": pa.array(range(first, first + count))}
+    )
 
 
 class Batches(arrowstate.BatchFunction):
@@ -253,15 +261,45 @@ def test_a_group_and_its_drift_belong_together():
         Watermarks("at", idle_ms=0)
 
 
-def test_a_function_that_cannot_be_pickled_is_refused_at_the_start_with_what_to_do(job, rows):
-    class Holding(Batches):
-        def __init__(self):
-            self.lock = __import__("threading").Lock()
+class Holding(Batches):
+    def __init__(self):
+        self.lock = threading.Lock()
 
+
+class HoldingTable(TableSource):
+    def __init__(self, table):
+        super().__init__(table)
+        self.lock = threading.Lock()
+
+
+def test_a_function_that_cannot_be_pickled_is_refused_at_the_start_with_what_to_do(job, rows):
     rows.stateful(Holding(), key=["user"], uid="f")
 
-    with pytest.raises(InvalidInputError, match=r"cannot be: TypeError: .*lock(.|\n)* or start with mode='threads'"):
+    with pytest.raises(InvalidInputError, match=r"'f' \(by lock, of type lock\) cannot be: TypeError") as raised:
         job.start(mode="processes")
+    assert str(raised.value).endswith("; make it in open(), in reader() or when it is called")
+
+
+def test_a_source_that_cannot_be_pickled_may_be_read_in_threads(job):
+    job.source(HoldingTable(ROWS), uid="held").sink(OutputTable("copy"))
+
+    with pytest.raises(InvalidInputError, match=r"source 'held' \(by lock.* or start with mode='threads'$"):
+        job.start(mode="processes")
+    assert job.run(mode="threads").sql("select count(*) from copy.rows").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("mode", ["threads", "inline"])
+def test_a_function_that_cannot_be_copied_is_refused_before_the_job_that_runs_is_ended(mode, tmp_path):
+    def declared(function):
+        job = Job(tmp_path / "store")
+        job.source(GeneratorSource(endless, ROWS.schema), uid="rows").stateful(function, key=["user"], uid="f")
+        return job
+
+    with declared(Batches()).start(mode="threads") as running:
+        running.checkpoint()
+        with pytest.raises(InvalidInputError, match=r"operator 'f' \(by lock, of type lock\) cannot be copied"):
+            declared(Holding()).start(mode=mode)
+        running.checkpoint()
 
 
 def test_a_window_function_says_its_columns_itself(rows):

@@ -14,6 +14,7 @@ from arrowstate.errors import CheckpointAbortedError, FencedError, InvalidInputE
 from arrowstate.runtime import (
     Batch,
     EndOfSplit,
+    IteratorSource,
     Job,
     OutputTable,
     Reader,
@@ -830,3 +831,28 @@ def test_event_time_of_what_had_ended_counts_after_a_restart(tmp_path):
     snapshot = job(Ending(more)).run(mode="inline")
 
     assert dict(snapshot.sql('select "user", total from fired.rows').fetchall()) == TOTALS
+
+
+def test_the_clock_of_an_inline_job_goes_on_over_a_rescale():
+    seen = []
+
+    class Times(arrowstate.BatchFunction):
+        def process_batch(self, batch, context):
+            seen.append(context.processing_time)
+
+    def now_and_then(split, position):
+        while True:
+            yield from [None] * 2000
+            yield pa.record_batch({"k": [1]})
+
+    job = Job("memory://clock-over-a-rescale")
+    source = IteratorSource(now_and_then, pa.schema({"k": pa.int64()}), is_bounded=False)
+    job.source(source, uid="rows").stateful(Times(), key=["k"], uid="times")
+    with job.start(mode="inline") as running:
+        while len(seen) < 3:
+            running.go_on(100)
+        running.rescale(parallelism=2)
+        while len(seen) < 5:
+            running.go_on(100)
+
+    assert seen == sorted(seen)

@@ -15,7 +15,18 @@ from arrowstate.errors import (
     JobFailedError,
     SourceError,
 )
-from arrowstate.runtime import FileSource, FunctionSink, GeneratorSource, Job, OutputTable, Restart, Sink, TableSource
+from arrowstate.runtime import (
+    FileSource,
+    FunctionSink,
+    GeneratorSource,
+    Job,
+    OutputTable,
+    Restart,
+    Sink,
+    TableSource,
+    Watermarks,
+)
+from arrowstate.windows import TumblingEventTimeWindows, WindowFunction
 
 ROWS = pa.table({"user": ["ann", "bob", "ann"], "amount": [1, 2, 3]})
 
@@ -274,3 +285,34 @@ def test_rows_that_were_for_one_place_are_not_given_to_another(had, now, told):
     sold(store, ROWS, now).run(mode="inline")
 
     assert Shop.taken == ROWS.to_pylist()
+
+
+def windows():
+    return WindowFunction(
+        TumblingEventTimeWindows(10_000),
+        arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum"),
+        timestamp="at",
+        value="amount",
+    )
+
+
+@pytest.mark.parametrize("relay", ["no", "rebalance", "to_one", "broadcast"])
+@pytest.mark.parametrize("change", ["added", "renamed"])
+def test_event_time_of_what_is_new_begins_anew_behind_every_exchange(relay, change, tmp_path):
+    later = pa.table({"user": ["ann", "bob"], "amount": [1, 3], "at": pa.array([1000, 90_000], pa.int64())})
+    earlier = pa.table({"user": ["ann", "ann"], "amount": [10, 20], "at": pa.array([1000, 20_000], pa.int64())})
+
+    def declared(name, table, through, job):
+        rows = job.source(TableSource(table), uid=f"rows_{name}", watermarks=Watermarks("at"))
+        rows = rows if through == "no" else getattr(rows, through)()
+        rows.stateful(windows(), key=["user"], uid=f"windows_{name}").sink(OutputTable(f"out_{name}"))
+        return job
+
+    declared("first", later, "no", Job(tmp_path / "store")).run(mode="threads")
+    job = Job(tmp_path / "store", allow_non_restored_state=change == "renamed")
+    if change == "added":
+        declared("first", later, "no", job)
+    snapshot = declared("new", earlier, relay, job).run(mode="threads")
+
+    found = snapshot.sql("select window_start, total from out_new.rows order by all").fetchall()
+    assert found == [(0, 10), (20_000, 20)]

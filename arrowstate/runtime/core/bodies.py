@@ -14,6 +14,7 @@ from arrowstate.files.writing import FrozenSubtask
 from arrowstate.functions.batch_function import BatchFunction, BatchRunner
 from arrowstate.functions.dead_letters import DeadLetters
 from arrowstate.functions.keyed_process import KeyedProcessRunner
+from arrowstate.functions.runner import batches_of
 from arrowstate.functions.setting_aside import process_apart
 from arrowstate.functions.windows.function import WindowFunction
 from arrowstate.runtime.core.chain import Chain
@@ -153,7 +154,7 @@ class FunctionBody:
     def rows(self, port: int | str, rows: pa.Table) -> None:
         if isinstance(port, str):
             with _named(self._node.uid, rows), explained(self._node.uid, f"broadcast state {port!r}"):
-                for batch in rows.combine_chunks().to_batches():
+                for batch in batches_of(rows):
                     self.broadcasts[port].put_batch(batch.column(0), batch.column(1))
             return
         if self._two is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from inspect import getclosurevars
 from types import FunctionType
 from typing import Any
 
-from arrowstate.errors import FencedError, JobFailedError, SourceError
+from arrowstate.errors import FencedError, InvalidInputError, JobFailedError, SourceError
 from arrowstate.functions import failing
 from arrowstate.shown import error_text
 
@@ -43,7 +44,21 @@ def job_failure(error: BaseException) -> JobFailedError:
     return failed
 
 
-def unpicklable(named: Iterable[tuple[str, Any]], dumps: Callable[[Any], bytes]) -> str:
+def check_copies(functions: Iterable[tuple[str, Any]]) -> None:
+    """Refuse a function that cannot be copied: each subtask has one of its own."""
+    named = list(functions)
+    for _, function in named:
+        try:
+            copy.deepcopy(function)
+        except Exception as error:
+            what = unpicklable(named, copy.deepcopy)
+            raise InvalidInputError(
+                f"each subtask has a copy of its own of a function, and {what} cannot be copied: {error_text(error)}; "
+                "make it in open() or when it is called"
+            ) from error
+
+
+def unpicklable(named: Iterable[tuple[str, Any]], dumps: Callable[[Any], Any]) -> str:
     """Return which of some objects cannot be pickled, and by which attribute of it."""
     for name, value in named:
         if not _is_picklable(value, dumps):
@@ -51,7 +66,7 @@ def unpicklable(named: Iterable[tuple[str, Any]], dumps: Callable[[Any], bytes])
     return "something in it"
 
 
-def _place(value: Any, dumps: Callable[[Any], bytes]) -> str:
+def _place(value: Any, dumps: Callable[[Any], Any]) -> str:
     """Return the way from an object to what of it cannot be pickled."""
     place = ""
     for _ in range(_DEEPEST):
@@ -74,7 +89,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
 
 
-def _is_picklable(value: Any, dumps: Callable[[Any], bytes]) -> bool:
+def _is_picklable(value: Any, dumps: Callable[[Any], Any]) -> bool:
     try:
         dumps(value)
     except Exception:  # noqa: BLE001 (whatever it is, it cannot be pickled)

@@ -21,7 +21,7 @@ from typing import Any
 from arrowstate.clock import now_ms
 from arrowstate.errors import InvalidInputError, UnsupportedStorageError
 from arrowstate.runtime.core.attempt import Setting
-from arrowstate.runtime.core.explaining import unpicklable
+from arrowstate.runtime.core.explaining import check_copies, unpicklable
 from arrowstate.runtime.core.messages import Deploy, NotBegun, ToSlot
 from arrowstate.runtime.drivers.control import Connection
 from arrowstate.runtime.drivers.notes import BEAT_MS, Page, monotonic_ms
@@ -331,8 +331,13 @@ def _pickled(job: Declared) -> bytes:
         data: bytes = cloudpickle.dumps(job.graph)
     except Exception as error:
         what = unpicklable(job.graph.made_by_users(), cloudpickle.dumps)
+        advice = "make it in open(), in reader() or when it is called"
+        # Slots in threads have copies of the functions.
+        with suppress(InvalidInputError):
+            check_copies(job.graph.functions())
+            advice += ", or start with mode='threads'"
         raise InvalidInputError(
             f"the job is pickled for the processes of its slots, and {what} cannot be: {type(error).__name__}: "
-            f"{error}; make it in open(), in reader() or when it is called, or start with mode='threads'"
+            f"{error}; {advice}"
         ) from error
     return data

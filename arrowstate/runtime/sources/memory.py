@@ -6,7 +6,9 @@ What they are given travels to the slots of a job, and must give the same rows t
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import accumulate
 
 import pyarrow as pa
 
@@ -181,6 +183,10 @@ class GeneratorSource(Source):
         self.rows_per_second = rows_per_second
         self.clock = clock
 
+    def together(self, first: int, count: int) -> int:  # noqa: ARG002
+        """Return how many of some rows can be in one batch."""
+        return count
+
     def check_splits(self, begun: Sequence[Split], finished: Sequence[Split]) -> None:
         """Refuse another layout, fewer rows than were read of a split that goes on, more in one that was read."""
         names = self._names()
@@ -260,6 +266,7 @@ class _Numbers(OpenSplit):
         count = min(count, self._due())
         if not count:
             return None
+        count = source.together(first, count)
         try:
             rows = source.function(first, count)
         except Exception as error:
@@ -312,12 +319,28 @@ class TableSource(GeneratorSource):
     def __init__(self, table: pa.Table, *, splits: int = 1) -> None:
         if not isinstance(table, pa.Table):
             raise InvalidInputError(f"the table must be a pyarrow.Table, got {type(table).__name__}")
-        super().__init__(_Slices(table), table.schema, rows=table.num_rows, splits=splits)
+        self._slices = _Slices(table)
+        super().__init__(self._slices, table.schema, rows=table.num_rows, splits=splits)
+
+    def together(self, first: int, count: int) -> int:
+        """Return how many of some rows can be in one batch."""
+        return self._slices.together(first, count)
 
 
 class _Slices:
     def __init__(self, table: pa.Table) -> None:
         self._table = table.replace_schema_metadata(None)
+        self._borders: Sequence[int] = []
+        "Where chunks end whose dictionaries cannot be joined."
+        try:
+            table.unify_dictionaries()
+        except pa.ArrowException:
+            self._borders = list(accumulate(batch.num_rows for batch in table.to_batches()))
+
+    def together(self, first: int, count: int) -> int:
+        """Return how many of some rows can be in one batch."""
+        border = bisect_right(self._borders, first)
+        return min(count, self._borders[border] - first) if border < len(self._borders) else count
 
     def __call__(self, first: int, count: int) -> pa.RecordBatch:
         (rows,) = self._table.slice(first, count).combine_chunks().to_batches()
