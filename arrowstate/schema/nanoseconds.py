@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.schema.conversion import with_children
 
 _DAY, _SECOND = 86_400_000_000_000, 1_000_000_000
+_OF_MINUTE = {"s": 60, "ms": 60_000, "us": 60_000_000, "ns": 60_000_000_000}
 
 
 def nanoseconds_as_text(array: pa.Array, _: int = 0) -> pa.Array:
@@ -21,6 +23,7 @@ def nanoseconds_as_text(array: pa.Array, _: int = 0) -> pa.Array:
     if pa.types.is_duration(kind):
         counts = array.cast(pa.int64()).to_pylist()
         return pa.array([None if count is None else _duration(count) for count in counts], pa.string())
+    array = with_whole_offsets(array)
     local = pc.local_timestamp(array) if getattr(kind, "tz", None) is not None else array
     texts = pc.replace_substring(local.cast(pa.string()), " ", "T")
     texts = pc.replace_substring_regex(texts, r"\.0{9}$", "")
@@ -29,6 +32,25 @@ def nanoseconds_as_text(array: pa.Array, _: int = 0) -> pa.Array:
         return texts
     zone = pc.replace_substring_regex(pc.strftime(array, format="%z"), r"(\d\d)$", r":\1")
     return pc.binary_join_element_wise(texts, pc.replace_substring(zone, "+00:00", "Z"), "")
+
+
+def with_whole_offsets(array: pa.Array, _: int = 0) -> pa.Array:
+    """Return times in UTC where they are in a zone whose offset has seconds, also within others.
+
+    ISO 8601 has no seconds in an offset, and zones had them before they had a standard time. Times whose local time is
+    out of range are in UTC, too.
+    """
+    kind = array.type
+    if getattr(kind, "tz", None) is None:
+        return with_children(array, with_whole_offsets)
+    utc = array.cast(pa.timestamp(kind.unit, "UTC"))
+    local, given = (of.cast(pa.int64()).drop_null().to_numpy() for of in (pc.local_timestamp(array), utc))
+    # What leaves the range comes back at its other end, and so does the difference.
+    offsets = local - given
+    is_whole = (offsets % _OF_MINUTE[kind.unit] == 0) & (
+        np.sign(offsets) == np.sign((local > given) * 1 - (local < given))
+    )
+    return array if is_whole.all() else utc
 
 
 def _duration(count: int) -> str:

@@ -92,6 +92,11 @@ def open_storage(
         if parts.netloc not in ("", "localhost"):
             host = "..." if "@" in given else parts.netloc
             raise UnsupportedStorageError(_without_password(given), f"file on host {host}", SUPPORTED)
+        if parts.query or parts.fragment or given.endswith(("?", "#")):
+            raise InvalidInputError(
+                f"a URL of a folder must have no query and no fragment, got {given}; write %3F and %23 for ? and # in "
+                "a name, or give the path"
+            )
         return LocalStorage(Path(unquote(parts.path)), create=create)
     raise UnsupportedStorageError(_without_password(given), protocol, SUPPORTED, _REASONS.get(protocol, ""))
 

@@ -168,3 +168,12 @@ def test_a_password_is_not_shown_where_options_are_refused():
 )
 def test_a_url_without_a_password_is_taken(url):
     assert not registry._may_hold_a_secret(url.partition("://")[0], urlsplit(url))
+
+
+@pytest.mark.parametrize("end", ["#1", "?x=3", "#", "?"])
+def test_a_url_of_a_folder_has_no_query_and_no_fragment(tmp_path, end):
+    with pytest.raises(InvalidInputError, match=r"no query and no fragment, got file://.*write %3F and %23"):
+        open_storage(f"file://{tmp_path}/jobs{end}", create=True)
+
+    assert list(tmp_path.iterdir()) == []
+    assert open_storage(f"file://{tmp_path}/jobs%231", create=True).url == f"{tmp_path}/jobs#1"

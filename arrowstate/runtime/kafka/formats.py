@@ -21,7 +21,7 @@ from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.functions.dead_letters import tried
 from arrowstate.runtime.kafka.flat_json import decode_objects, object_plan
 from arrowstate.schema.conversion import with_children
-from arrowstate.schema.nanoseconds import nanoseconds_as_text
+from arrowstate.schema.nanoseconds import nanoseconds_as_text, with_whole_offsets
 from arrowstate.schema.types import check_type, type_parts
 
 Bytes: TypeAlias = Sequence[bytes | None]
@@ -157,7 +157,8 @@ class JsonFormat(Format):
     Names without a column are passed over, and a name that is missing is null. A value of another type does not fit:
     a number in quotes is no number. Timestamps, dates and times are texts in ISO 8601, whose digits are cut to those of
     the column; decimals are texts or numbers, bytes are base64. A sink writes maps as objects, and null for a number
-    that is not finite.
+    that is not finite. It writes times in UTC where the zone of the column has an offset with seconds, as many had
+    before 1950.
 
     Parameters
     ----------
@@ -193,7 +194,7 @@ class JsonFormat(Format):
         encode = msgspec.json.Encoder(enc_hook=str).encode
 
         def encode_all(rows: pa.RecordBatch) -> Bytes:
-            columns = [nanoseconds_as_text(rows.column(name)) for name in names]
+            columns = [nanoseconds_as_text(with_whole_offsets(rows.column(name))) for name in names]
             try:
                 return list(
                     map(encode, pa.RecordBatch.from_arrays(columns, names=names).to_pylist(maps_as_pydicts="strict"))
