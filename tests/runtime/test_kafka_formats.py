@@ -321,6 +321,30 @@ class TestJson:
             None,
         ]
 
+    def test_a_part_without_nulls_may_be_missing_where_what_it_is_part_of_is_null(self):
+        shop = pa.struct([pa.field("id", pa.int64(), nullable=False), pa.field("at", pa.timestamp("s"))])
+        shops = pa.list_(pa.field("item", shop, nullable=False))
+        schema = pa.schema({"shop": shop, "all": pa.struct([pa.field("shops", shops, nullable=False)])})
+        kept = pa.Table.from_pylist(
+            [
+                {"shop": None, "all": None},
+                {"shop": {"id": 5, "at": dt.datetime(2024, 1, 2)}, "all": {"shops": [{"id": 6, "at": None}]}},
+                {"shop": None, "all": {"shops": []}},
+            ],
+            schema,
+        )
+        written = JsonFormat().encoder(schema, "t-value")(kept.to_batches()[0])
+        unfit = [b'{"shop": {}}', b'{"all": {}}', b'{"all": {"shops": [null]}}', b'{"all": {"shops": [{"id": null}]}}']
+
+        rows, wrong = JsonFormat(schema).decoder()([*written, None, b"{}", *unfit, written[1]])
+
+        rows.validate(full=True)
+        assert rows.schema == schema
+        absent = {"shop": None, "all": None}
+        assert rows.to_pylist() == [*kept.to_pylist(), *[absent] * 6, kept.to_pylist()[1]]
+        assert list(wrong) == [5, 6, 7, 8]
+        assert "a null in 'id' of struct<id: int64 not null" in str(wrong[5])
+
     def test_finer_digits_of_a_time_of_day_are_cut(self):
         format = JsonFormat(pa.schema({"us": pa.time64("us"), "ns": pa.time64("ns"), "s": pa.time32("s")}))
         time = '"10:00:00.987654321"'

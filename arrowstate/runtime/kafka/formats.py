@@ -20,9 +20,9 @@ import pyarrow.json
 from arrowstate.errors import ArrowStateError, InvalidInputError
 from arrowstate.functions.dead_letters import tried
 from arrowstate.runtime.kafka.flat_json import decode_objects, object_plan
-from arrowstate.schema.conversion import with_children
+from arrowstate.schema.conversion import with_elements
 from arrowstate.schema.nanoseconds import nanoseconds_as_text, with_whole_offsets
-from arrowstate.schema.types import check_type, type_parts
+from arrowstate.schema.types import check_type, check_values, type_parts
 
 Bytes: TypeAlias = Sequence[bytes | None]
 """The keys or values of messages; None for a message without one."""
@@ -247,7 +247,7 @@ class JsonDecoder:
         # Each message begins and ends as an object, so there are as many rows only if each is one.
         if rows.num_rows != len(messages):
             raise ValueError("it is more than one JSON object")
-        columns = [_made(rows.column(field.name).combine_chunks(), field.type) for field in self._schema]
+        columns = [check_values(_made(rows.column(field.name).combine_chunks(), field.type)) for field in self._schema]
         return pa.RecordBatch.from_arrays(columns, schema=_nullable(self._schema))
 
 
@@ -295,13 +295,14 @@ def _parse_options(schema: pa.Schema, *, times_as: pa.DataType | None) -> pyarro
     def read_as(type: pa.DataType) -> pa.DataType:
         if pa.types.is_timestamp(type):
             return times_as or pa.timestamp(_read_unit(type), type.tz)
-        if times_as is not None and pa.types.is_list(type):
-            return pa.list_(type.value_field.with_type(read_as(type.value_type)))
-        if times_as is not None and pa.types.is_struct(type):
-            return pa.struct([field.with_type(read_as(field.type)) for field in type])
+        if pa.types.is_list(type):
+            return pa.list_(read_as(type.value_type))
+        if pa.types.is_struct(type):
+            return pa.struct([pa.field(field.name, read_as(field.type)) for field in type])
         return pa.string() if _is_text(type) else type
 
-    # A column that is not null would make the parser refuse all messages for one.
+    # The parser refuses a null in a column that is declared without nulls, and in a field within one even where the
+    # value around it is null.
     read = pa.schema([pa.field(field.name, read_as(field.type)) for field in schema])
     return pyarrow.json.ParseOptions(explicit_schema=read, unexpected_field_behavior="ignore")
 
@@ -317,8 +318,11 @@ def _made(column: pa.Array, type: pa.DataType) -> pa.Array:
     """Return a column as it is declared."""
     if column.type == type:
         return column
-    if pa.types.is_nested(type):
-        return with_children(column, lambda part, number: _made(part, type.field(number).type))
+    if pa.types.is_struct(type):
+        parts = [_made(column.field(number), field.type) for number, field in enumerate(type)]
+        return pa.StructArray.from_arrays(parts, fields=list(type), mask=column.is_null())
+    if pa.types.is_list(type):
+        return with_elements(column, type, lambda items: _made(items, type.value_type))
     if pa.types.is_timestamp(type):
         return _cut(_moments(column, type) if pa.types.is_string(column.type) else column, type)
     if pa.types.is_date(type):
