@@ -951,6 +951,36 @@ class TestProtobuf:
             ProtobufFormat(int)
 
 
+def whole_answer(body):
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+ODD_ANSWERS = [
+    b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"schema":',
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\n{",
+    b"HTTP/1.1 502 Bad Gateway\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\n{",
+    b"",
+    b"garbage\r\n\r\n",
+    *map(
+        whole_answer,
+        [
+            b"",
+            b"<html>",
+            b"null",
+            b"[]",
+            b'"schema"',
+            b"{}",
+            b'{"id": 1, "schema": null}',
+            b'{"id": 1, "schema": "{}", "schemaType": 3}',
+            b'{"id": 1, "schema": "{}", "references": 3}',
+            b'{"id": 1, "schema": "{}", "references": [3]}',
+            b'{"id": 1, "schema": "{}", "references": [{"name": "Shop", "subject": "shop"}]}',
+        ],
+    ),
+]
+"""What is cut, no HTTP, or no answer of a registry."""
+
+
 class TestRegistry:
     def test_it_is_asked_again_if_it_fails_for_a_while(self, registry):
         id = registry.add("t-value", "{}")
@@ -965,6 +995,37 @@ class TestRegistry:
             SchemaRegistry(registry.url, user="ann", password="pa55").latest("x")
 
         assert "pa55" not in str(caught.value)
+
+    @pytest.mark.parametrize("raw", ODD_ANSWERS)
+    def test_an_answer_that_is_cut_or_of_something_else_is_asked_for_again(self, registry, raw):
+        id = registry.add("t-value", "{}")
+        registry.raw = [raw] * 2
+
+        assert SchemaRegistry(registry.url).schema(id).text == "{}"
+
+    @pytest.mark.parametrize("raw", ODD_ANSWERS)
+    def test_one_that_answers_something_else_is_not_available_and_no_fault_of_the_messages(self, registry, raw):
+        id = registry.add("t-value", json.dumps(two_fields()))
+        decode = AvroFormat(two_fields(), registry=SchemaRegistry(registry.url)).decoder()
+        message = record(two_fields(), {"user": "ann", "amount": 3}, id)
+        registry.raw = [raw] * 9
+
+        # Alone it is left to the kernel, with one of another schema to the decoder of single records.
+        with pytest.raises(UnavailableError, match=f"while asking for /schemas/ids/{id}"):
+            decode([message])
+        with pytest.raises(UnavailableError, match=f"while asking for /schemas/ids/{id}"):
+            decode([message, b""])
+        with pytest.raises(UnavailableError, match="while asking for /subjects/t-value/versions/latest"):
+            SchemaRegistry(registry.url).latest("t-value")
+
+        rows, wrong = decode([message])
+        assert (rows.to_pylist(), wrong) == ([{"user": "ann", "amount": 3}], {})
+
+    def test_an_answer_without_what_was_asked_for_is_told(self, registry):
+        registry.raw = [whole_answer(b'{"subject": "x", "id": "1"}')] * 3
+
+        with pytest.raises(UnavailableError, match='its answer has no \'id\' that is int: {"subject": "x", "id": "1"}'):
+            SchemaRegistry(registry.url).id_of("x", "{}", "AVRO", register=True)
 
     def test_rights_are_told_and_not_tried_again(self, registry):
         registry.failures = [403]

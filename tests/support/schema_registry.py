@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 
 class Registry:
-    """What is registered, what was asked, and with which errors it answers next."""
+    """What is registered, what was asked, and with which errors or bytes it answers next."""
 
     def __init__(self) -> None:
         self.schemas: list[dict] = []
@@ -17,6 +17,7 @@ class Registry:
         self.asked: list[str] = []
         self.authorization: list[str | None] = []
         self.failures: list[int] = []
+        self.raw: list[bytes] = []
         self.url = ""
 
     def add(self, subject: str, schema: str, kind: str = "AVRO", references: tuple = ()) -> int:
@@ -65,6 +66,9 @@ def schema_registry() -> Iterator[Registry]:
         def _answer(self, body):
             registry.asked.append(self.path)
             registry.authorization.append(self.headers["Authorization"])
+            if registry.raw:
+                self.wfile.write(registry.raw.pop(0))
+                return
             status, answer = registry.answer(self.path, body)
             data = json.dumps(answer).encode()
             self.send_response(status)
