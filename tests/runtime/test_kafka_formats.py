@@ -499,6 +499,29 @@ def of_field(type):
     return {"type": "record", "name": "P", "fields": [{"name": "x", "type": type}]}
 
 
+FIXED = {"type": "fixed", "name": "Hash", "size": 2}
+MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+MORE = {"type": "array", "items": MONEY}
+SHOP = {
+    "type": "record",
+    "name": "Shop",
+    "fields": [
+        {"name": "id", "type": "int", "default": 3},
+        {"name": "raw", "type": "bytes", "default": "\u00ff"},
+        {
+            "name": "more",
+            "type": {
+                "type": "record",
+                "name": "More",
+                "fields": [{"name": "money", "type": MORE, "default": ["\u0002"]}],
+            },
+            "default": {},
+        },
+    ],
+}
+TICK = dt.timedelta(milliseconds=1)
+
+
 class TestAvro:
     def test_columns_follow_from_the_schema(self):
         types = {field.name: (str(field.type), field.nullable) for field in AvroFormat(json.dumps(PAYMENT)).schema}
@@ -527,6 +550,73 @@ class TestAvro:
             {"user": "bob", "amount": 9, "kind": "card"}
         ]
         assert registry.asked == [f"/schemas/ids/{old}", f"/schemas/ids/{new}"]
+
+    @pytest.mark.parametrize(
+        ("type", "default", "value"),
+        [
+            ("bytes", "\u00ff\u0000", b"\xff\x00"),
+            (FIXED, "\u00ff\u0001", b"\xff\x01"),
+            (MONEY, "\u0001\u0000", decimal.Decimal("2.56")),
+            (MONEY | {"precision": 50}, "\u0080" + "\u0000" * 19, decimal.Decimal(f"-{2**159}e-2")),
+            (FIXED | {"logicalType": "decimal", "precision": 4}, "\u00ff\u00fe", decimal.Decimal(-2)),
+            (["bytes", "null"], "\u00ff", b"\xff"),
+            (["null", MONEY], None, None),
+            ({"type": "array", "items": "bytes"}, ["\u00ff", ""], [b"\xff", b""]),
+            ({"type": "map", "values": MONEY}, {"logicalType": "\u0001"}, [("logicalType", decimal.Decimal("0.01"))]),
+            (SHOP, {}, {"id": 3, "raw": b"\xff", "more": {"money": [decimal.Decimal("0.02")]}}),
+            (SHOP, {"id": 4, "more": {"money": []}}, {"id": 4, "raw": b"\xff", "more": {"money": []}}),
+            ({"type": "int", "logicalType": "date"}, 19724, dt.date(2024, 1, 2)),
+            ({"type": "long", "logicalType": "timestamp-millis"}, -1, dt.datetime(1970, 1, 1, tzinfo=dt.UTC) - TICK),
+            ({"type": "int", "logicalType": "time-millis"}, 1, dt.time(0, 0, 0, 1000)),
+            ("double", 3, 3.0),
+            ("float", "-Infinity", -float("inf")),
+            ({"type": "enum", "name": "Kind", "symbols": ["CARD", "CASH"]}, "CASH", "CASH"),
+        ],
+    )
+    def test_a_default_is_a_value_of_its_type(self, registry, type, default, value):
+        id = registry.add("t-value", json.dumps(two_fields()))
+        format = AvroFormat(
+            two_fields([{"name": "x", "type": type, "default": default}]), registry=SchemaRegistry(registry.url)
+        )
+        row = {"user": "ann", "amount": 3}
+
+        rows, wrong = decoded(format, record(two_fields(), row, id))
+        assert (rows, wrong) == ([{**row, "x": value}], {})
+
+        # A sink writes it where the rows have no such column.
+        alone = AvroFormat(format.avro)
+        assert around(alone, pa.Table.from_pylist([row])).to_pylist() == rows
+
+    def test_a_record_that_misses_a_field_gets_its_default(self, registry):
+        old = of_field({"type": "record", "name": "Shop", "fields": [{"name": "id", "type": "int"}]})
+        id = registry.add("t-value", json.dumps(old))
+
+        rows, wrong = decoded(
+            AvroFormat(of_field(SHOP), registry=SchemaRegistry(registry.url)), record(old, {"x": {"id": 7}}, id)
+        )
+
+        shop = {"id": 7, "raw": b"\xff", "more": {"money": [decimal.Decimal("0.02")]}}
+        assert (rows, wrong) == ([{"x": shop}], {})
+
+    @pytest.mark.parametrize(
+        ("type", "default", "told"),
+        [
+            ("bytes", "\u0100", "can't encode"),
+            (FIXED, "a", "'a' has 1 bytes and not 2"),
+            (MONEY | {"precision": 2}, "\u0064", "'d' is 100, a decimal of more than 2 digits"),
+            ({"type": "array", "items": "int"}, [1, "a"], "'a' is no int"),
+            ({"type": "map", "values": "bytes"}, {"a": 3}, "3 is no bytes"),
+            ({"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}, {}, "{} has no 'id'"),
+            (["null", FIXED], "a", "'a' is no null and 'a' has 1 bytes"),
+            ("int", 2**31, "2147483648 is no int"),
+            ("long", True, "True is no long"),
+            ("float", 1e300, "float too large"),
+            ({"type": "enum", "name": "Kind", "symbols": ["CARD", "CASH"]}, "GOLD", "'GOLD' is none of CARD, CASH"),
+        ],
+    )
+    def test_a_default_that_is_no_value_of_its_type_is_refused(self, type, default, told):
+        with pytest.raises(InvalidInputError, match=f"the default of field 'x' does not fit its type: .*{told}"):
+            AvroFormat(two_fields([{"name": "x", "type": type, "default": default}]))
 
     def test_messages_that_do_not_fit_are_told_apart(self, registry):
         id = registry.add("t-value", json.dumps(two_fields()))

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
+from arrowstate.runtime.kafka.avro_defaults import with_values
 from arrowstate.runtime.kafka.flat_records import Plan, decode_flat, plan_of
 from arrowstate.runtime.kafka.formats import (
     OF_MESSAGES,
@@ -80,7 +81,7 @@ class AvroFormat(Format):
         If fastavro is not installed: `pip install 'arrowstate[kafka]'`.
     InvalidInputError
         If it is no schema of a record, or has a field that is no column: a union of several types, or a record in
-        itself.
+        itself. If the default of a field does not fit its type.
 
     Examples
     --------
@@ -112,6 +113,7 @@ class AvroFormat(Format):
         self.register = register
         # There each name has its namespace.
         self.schema = checked_columns("AvroFormat", pa.schema(_fields(parsed, {}, ())))
+        _own(self.avro)
 
     def decoder(self) -> Decode:
         """Return a function that decodes messages."""
@@ -125,7 +127,7 @@ class AvroFormat(Format):
             field["name"] for field in self.avro["fields"] if field["name"] in schema.names or "default" not in field
         ]
         check_columns(pa.schema([self.schema.field(name) for name in names]), schema, "AvroFormat")
-        plain = _without_logical(self.avro)
+        plain = _own(self.avro)
         types = [self.schema.field(name).type for name in names]
         for name, type in zip(names, types, strict=True):
             _as_written(pa.nulls(0, schema.field(name).type), type, name)
@@ -165,7 +167,7 @@ class AvroDecoder:
         self._unresolved, self._no_schema = SchemaResolutionError, SchemaParseException
         self._registry = format.registry
         self._schema = format.schema
-        self._own = _without_logical(format.avro)
+        self._own = _own(format.avro)
         self._units = _units_of(*_parsed(format.avro))
         self._written: dict[int, Any] = {}
         "By id the schema that messages were written with, or what is wrong with it."
@@ -332,6 +334,11 @@ def _units_of(schema: Any, named: Mapping[str, Any], path: str = "", within: tup
     return found
 
 
+def _own(avro: Any) -> Any:
+    """Return the schema of a format as records are read and written with it."""
+    return with_values(*_parsed(_stripped(avro)))
+
+
 def _without_logical(*schemas: Any) -> Any:
     """Return the last schema as fastavro has it, without logical types: Arrow makes columns of plain numbers."""
     return _parsed(*map(_stripped, schemas))[0]
@@ -354,7 +361,12 @@ def _stripped(schema: Any) -> Any:
     if isinstance(schema, dict):
         # What a decimal is of bytes only its logical type says.
         drop = "logicalType" if schema.get("logicalType") != "decimal" else None
-        return {name: _stripped(value) for name, value in schema.items() if name != drop}
+        return {
+            # The names in the default of a map are no words of a schema.
+            name: value if name == "default" else _stripped(value)
+            for name, value in schema.items()
+            if name != drop
+        }
     return schema
 
 
