@@ -12,6 +12,7 @@ import cloudpickle
 import fastavro
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.duration_pb2 import Duration
@@ -344,6 +345,8 @@ class TestJson:
         assert rows.to_pylist() == [*kept.to_pylist(), *[absent] * 6, kept.to_pylist()[1]]
         assert list(wrong) == [5, 6, 7, 8]
         assert "a null in 'id' of struct<id: int64 not null" in str(wrong[5])
+        # Parquet looks at what lies under a null.
+        pq.write_table(pa.table(rows.slice(0, 5)), io.BytesIO())
 
     def test_finer_digits_of_a_time_of_day_are_cut(self):
         format = JsonFormat(pa.schema({"us": pa.time64("us"), "ns": pa.time64("ns"), "s": pa.time32("s")}))

@@ -320,7 +320,13 @@ def _made(column: pa.Array, type: pa.DataType) -> pa.Array:
         return column
     if pa.types.is_struct(type):
         parts = [_made(column.field(number), field.type) for number, field in enumerate(type)]
-        return pa.StructArray.from_arrays(parts, fields=list(type), mask=column.is_null())
+        absent = column.is_null()
+        if column.null_count:
+            parts = [
+                part if field.nullable else _without_nulls_at(absent, part, field)
+                for part, field in zip(parts, type, strict=True)
+            ]
+        return pa.StructArray.from_arrays(parts, fields=list(type), mask=absent)
     if pa.types.is_list(type):
         return with_elements(column, type, lambda items: _made(items, type.value_type))
     if pa.types.is_timestamp(type):
@@ -332,6 +338,12 @@ def _made(column: pa.Array, type: pa.DataType) -> pa.Array:
         moments = pc.binary_join_element_wise("1970-01-01T", texts, "").cast(pa.timestamp(_read_unit(type)))
         return _cut(moments, pa.timestamp(type.unit)).cast(type)
     return pa.array([text and base64.b64decode(text, validate=True) for text in column.to_pylist()], type)
+
+
+def _without_nulls_at(absent: pa.Array, part: pa.Array, field: pa.Field) -> pa.Array:
+    """Return a part with some value where the struct is null: Parquet takes no null there, though nobody sees it."""
+    some = pa.array([None], pa.struct([field])).field(0)[0]
+    return pc.if_else(absent, some, part)
 
 
 _UNITS = {"s": "second", "ms": "millisecond"}
