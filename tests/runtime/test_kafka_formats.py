@@ -1277,3 +1277,10 @@ class TestFlatRecords:
         decoder = AvroFormat(two_fields(), registry=SchemaRegistry(registry.url)).decoder()
 
         assert decoder._flat([record(written, {"user": "a", field["name"]: value}, id)]) is None
+
+
+def test_a_record_of_which_the_rows_have_no_field_is_refused():
+    defaults = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int", "default": 3}]}
+
+    with pytest.raises(InvalidInputError, match="AvroFormat has nothing to write: none of b, c is a field of it"):
+        AvroFormat(defaults).encoder(pa.schema({"b": pa.int64(), "c": pa.string()}), "t-value")

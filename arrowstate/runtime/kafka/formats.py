@@ -434,6 +434,8 @@ def check_columns(wanted: pa.Schema | None, given: pa.Schema, name: str) -> tupl
     missing = [column for column in names if column not in given.names]
     if missing:
         raise InvalidInputError(f"{name} needs column {missing[0]!r}; the rows have {', '.join(given.names)}")
+    if not names:
+        raise InvalidInputError(f"{name} has nothing to write: none of {', '.join(given.names)} is a field of it")
     return names, [given.field(column) for column in names]
 
 

@@ -138,8 +138,6 @@ class ProtobufFormat(Format):
         kind = self._class()
         own = [name for name in self.schema.names if name in schema.names]
         check_columns(pa.schema([self.schema.field(name) for name in own]), schema, "ProtobufFormat")
-        if not own:
-            raise InvalidInputError(f"none of {', '.join(schema.names)} is a field of {self.name}")
         required = [field.name for field in kind.DESCRIPTOR.fields if field.is_required]
         missing = [name for name in required if name not in schema.names]
         if missing:
