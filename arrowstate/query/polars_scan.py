@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.schema.types import exactly
 
 if TYPE_CHECKING:
     import polars
@@ -123,7 +124,7 @@ def _values(literals: polars.Expr, name: str, schema: polars.Schema, stored: pa.
             return None
         if series.dtype.is_nested() or (kind.is_float() and series.is_nan().any()):
             return None
-        values = series.to_arrow().cast(stored.field(name).type)
+        values = exactly(series.to_arrow(), stored.field(name).type)
     except (polars.exceptions.PolarsError, pa.ArrowException):
         return None
     return values if len(values) else None

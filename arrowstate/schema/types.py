@@ -182,6 +182,14 @@ def safe_cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return out
 
 
+def exactly(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return values as those of another type; ArrowInvalid if one is none of it, such as a time of day of dates."""
+    made = pc.cast(values, kind, safe=True)
+    if not made.cast(values.type).equals(values):
+        raise pa.ArrowInvalid(f"not all values of type {values.type} are values of type {kind}")
+    return made
+
+
 @functools.cache
 def _unknown_field(given: pa.DataType, kind: pa.DataType) -> str:
     """Return the path of a field of structs that another type has not, "" if there is none."""

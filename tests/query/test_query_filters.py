@@ -1,7 +1,10 @@
 import datetime
 import decimal
+import math
+import uuid
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import arrowstate
 from arrowstate.query.duckdb.filters import Bounds, columns_of, evaluate, may_match, read_filter, values_of
 
 A, B = pc.field("a"), pc.field("b")
@@ -165,3 +169,49 @@ def test_a_column_of_any_name_is_read(name):
 @pytest.mark.parametrize("expression", [pc.add(A, 1) == 2, pc.field("new\nline") == 1, pc.match_substring(A, "x")])
 def test_a_filter_that_is_not_understood_is_left_to_arrow(expression):
     assert read_filter(expression) is None
+
+
+def day_and_number_rows():
+    """A store of two rows, and its rows as a table."""
+    day = datetime.date(2024, 1, 1)
+    kind = pa.struct(
+        [("d32", pa.date32()), ("d64", pa.date64()), ("i", pa.int64()), ("f", pa.float32()), ("b", pa.bool_())]
+    )
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.int64())]), max_parallelism=8)
+    values = [{"d32": day, "d64": day, "i": number, "f": 0.1, "b": True} for number in (1, None)]
+    backend.state(arrowstate.ValueStateDescriptor("v", kind)).update_batch([1, 2], pa.array(values, kind))
+    with arrowstate.open_store(f"memory://{uuid.uuid4().hex}", create=True).writer() as writer:
+        return writer.checkpoint({"op": [backend]})
+
+
+NOON = datetime.datetime(2024, 1, 1, 12)
+DAYS = [field for name in ("d32", "d64") for field in (pc.field(name), pc.field(name).cast(pa.timestamp("ms")))]
+UNEQUAL_TYPES = {
+    **{f"{field} before noon": field < NOON for field in DAYS},
+    **{f"noon after {field}": pc.scalar(NOON) > field for field in DAYS},
+    **{f"{field} not after noon": ~(field >= NOON) for field in DAYS},
+    "in numbers and null": pc.field("i").isin([9, None]),
+    "in null": pc.field("i").isin(pa.array([None], pa.int64())),
+    "in doubles": pc.field("f").isin([0.1]),
+    "in doubles and NaN": pc.field("f").isin([math.nan, 0.1, 3.0]),
+    "in numbers for truth": pc.field("b").isin([5]),
+    "in other numbers": pc.field("i").isin(pa.array([1, 2], pa.int8())),
+}
+
+
+@pytest.mark.parametrize("condition", UNEQUAL_TYPES.values(), ids=UNEQUAL_TYPES)
+def test_a_filter_with_values_of_another_type_finds_what_arrow_finds(condition):
+    snapshot = day_and_number_rows()
+    expected = snapshot.to_arrow("op.v").filter(condition)
+
+    found = snapshot["op.v"].dataset().to_table(filter=condition)
+
+    assert found.num_rows == expected.num_rows > 0
+
+
+@pytest.mark.parametrize("name", ["d32", "d64"])
+def test_polars_finds_the_days_before_a_time_of_day(name):
+    snapshot = day_and_number_rows()
+    condition = pl.col(name).cast(pl.Datetime("ms")) < NOON if name == "d32" else pl.col(name) < NOON
+
+    assert snapshot["op.v"].lazy().filter(condition).collect().height == 2

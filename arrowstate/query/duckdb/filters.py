@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from arrowstate.query.duckdb.pyarrow_internals import parts_of
+from arrowstate.schema.types import exactly
 
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _MIRRORED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
@@ -260,7 +261,12 @@ def _tested_column(node: Call) -> str | None:
 def _test(node: Call, kind: pa.DataType) -> Callable[[Values, Values], npt.NDArray[np.bool_]] | None:
     """Return what tells from the lowest and the highest values of batches whether a row may pass."""
     if node.value_set is not None:
-        values = np.sort(np.array(_plain(pc.drop_null(node.value_set), kind), dtype=object))
+        # Arrow makes them values of the column's type, and compares then.
+        given = pc.cast(node.value_set, kind)
+        if given.null_count or (pa.types.is_floating(kind) and pc.any(pc.is_nan(given)).as_py()):
+            # There a null is equal to a null and NaN to NaN, and bounds say nothing of these.
+            return None
+        values = np.sort(np.array(_plain(given, kind), dtype=object))
         return lambda low, high: np.searchsorted(values, low, "left") < np.searchsorted(values, high, "right")
     compared = _compared(node)
     if compared is None:
@@ -268,7 +274,8 @@ def _test(node: Call, kind: pa.DataType) -> Callable[[Values, Values], npt.NDArr
     literal = compared[2].value
     if not literal.is_valid:
         return lambda low, _: np.zeros(low.size, dtype=np.bool_)
-    value = _plain(pa.array([literal.as_py()], literal.type), kind)[0]
+    given = pa.array([literal.as_py()], literal.type)
+    value = _plain(exactly(given, kind) if pa.types.is_temporal(kind) else given, kind)[0]
     return {
         "equal": lambda low, high: (low <= value) & (value <= high),
         "less": lambda low, _: low < value,
