@@ -138,8 +138,11 @@ def _open_objects(protocol: str, given: str, options: Mapping[str, Any]) -> Stor
         )
         folder = Path(own.get("cache_dir") or default_cache_folder()).expanduser().absolute()
         cache = FileCache(folder, int(own["cache_bytes"])) if "cache_bytes" in own else FileCache(folder)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(f"retry_attempts, retry_seconds and cache_bytes are numbers, got {own}") from error
+    if not isinstance(options.get("client_kwargs") or {}, Mapping):
+        kind = type(options["client_kwargs"]).__name__
+        raise InvalidInputError(f"the storage option client_kwargs must be a mapping, got {kind}")
     others = {name: value for name, value in options.items() if name not in _OWN_OPTIONS}
     return ObjectStorage(url, others, retries=budget, cache=cache)
 

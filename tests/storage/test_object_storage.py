@@ -4,6 +4,7 @@ Every request goes through a proxy that fails the ones it is told to, from the s
 """
 
 import json
+import math
 import multiprocessing
 import pickle
 import random
@@ -764,6 +765,8 @@ def test_options_that_would_have_no_effect_are_refused(url, options, message):
         {"retry_attempts": "many"},
         {"retry_seconds": -1},
         {"cache_bytes": -1},
+        {"cache_bytes": math.inf},
+        {"client_kwargs": "x"},
         {"config_kwargs": 5},
     ],
 )
