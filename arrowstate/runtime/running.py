@@ -19,6 +19,7 @@ import pyarrow as pa
 from arrowstate.checkpoints.committing import Committer
 from arrowstate.checkpoints.importing import ClaimMode, import_checkpoint
 from arrowstate.errors import FencedError, IncompatibleStateError, InvalidInputError, JobFailedError, StoreNotFoundError
+from arrowstate.files.in_flight import has_rows_in_flight
 from arrowstate.files.notes import begun_from
 from arrowstate.files.savepoint import check_savepoint, open_savepoint_place, savepoint_place
 from arrowstate.functions.dead_letters import is_dead_letters
@@ -33,7 +34,7 @@ from arrowstate.runtime.core.assignment import check_splits
 from arrowstate.runtime.core.attempt import Setting
 from arrowstate.runtime.core.coordinator import Coordinator
 from arrowstate.runtime.core.explaining import check_copies, job_failure
-from arrowstate.runtime.core.in_flight import InFlightStates
+from arrowstate.runtime.core.in_flight import IN_FLIGHT, InFlightStates
 from arrowstate.runtime.drivers.inline import Inline, InlineDriver
 from arrowstate.runtime.drivers.ready import ReadySlots
 from arrowstate.runtime.drivers.timed import TimedDriver, left_by
@@ -739,6 +740,10 @@ def check_store(job: Declared, newest: LogEntryDocument | None, storage: Storage
             raise InvalidInputError(
                 f"the store has {kind} named {operator.uid!r}, which the job does not declare; declare it, or let it "
                 "go with allow_non_restored_state=True"
+            )
+        if have is None and has_rows_in_flight(operator):
+            raise InvalidInputError(
+                f"the store has rows in flight to {operator.uid!r}, which the job does not declare; {IN_FLIGHT}"
             )
         if have is not None and have != kind:
             raise InvalidInputError(f"{operator.uid!r} is {kind} in the store and {have} in the job; name it otherwise")

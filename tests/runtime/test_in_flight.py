@@ -330,6 +330,19 @@ def test_rows_in_flight_with_other_columns_are_refused(tmp_path):
         other.run(mode="inline")
 
 
+def test_an_operator_with_rows_in_flight_to_it_is_not_left_out_of_the_job(tmp_path):
+    left_in_flight(job_of(tmp_path / "store"))
+    without = Job(tmp_path / "store", parallelism=2, options=options(), allow_non_restored_state=True)
+    without.source(jobs.SlowTable(table()), uid="numbers").sink(OutputTable("copy"))
+
+    with pytest.raises(InvalidInputError, match=r"rows in flight to 'totals', which .*start the job once as it was"):
+        without.start(mode="inline")
+
+    with job_of(tmp_path / "store").start(mode="inline") as running:
+        running.stop()
+    assert without.run(mode="inline").sql("select finished from numbers.splits").fetchall() == [(True,)]
+
+
 def test_columns_that_cannot_be_kept_are_found_when_the_job_is_built():
     given = pa.table({"user": ["ann"], "kind": pa.array(["a"]).dictionary_encode()})
     job = Job("memory://unaligned-types", options=options())

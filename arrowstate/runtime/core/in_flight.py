@@ -41,6 +41,8 @@ from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_from_json
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
 
+IN_FLIGHT = "start the job once as it was and stop it: what is in flight is processed before it ends"
+"""What to do about rows in flight that a job cannot take."""
 _EVENT = pa.struct([("position", pa.int64()), ("watermark", pa.int64()), ("is_idle", pa.bool_())])
 """After so many rows of the channel: event time, or that the channel is idle or no longer."""
 
@@ -208,7 +210,7 @@ class InFlightStates:
                     f"{stored.uid}.{state.name}",
                     f"rows in flight, of {described(pa.schema(list(had.field('row').type)))}",
                     "no such input" if descriptor is None else f"rows of {described(self._inputs[port])}",
-                    "start the job once as it was and stop it: what is in flight is processed before it ends",
+                    IN_FLIGHT,
                 )
 
     def restored(
