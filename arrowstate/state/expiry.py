@@ -106,7 +106,7 @@ class Expiry:
         """Return which of these rows nobody sees any more once they are written, None if all are seen."""
         ttl = self.descriptor.ttl
         cutoff = None if ttl is None or ttl.clock != "event_time" else self.cutoff()
-        if cutoff is None or not updated or not self._hides():
+        if cutoff is None or not self._hides():
             return None
         late = updated[0].to_numpy() <= cutoff
         return late if late.any() else None

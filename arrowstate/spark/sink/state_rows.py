@@ -173,7 +173,7 @@ def _keys(plan: SinkPlan, rows: pa.RecordBatch) -> pa.RecordBatch:
     key = plan.key_schema
     columns = [
         # Timestamps come in the session's time zone; the instant, and with it the hash, is the same.
-        column.cast(field.type) if is_but_for_zones(column.type, field.type) else column
+        column.cast(field.type) if column.type != field.type and is_but_for_zones(column.type, field.type) else column
         for field, column in zip(key, rows.columns, strict=False)
     ]
     return pa.RecordBatch.from_arrays(columns, names=key.names)

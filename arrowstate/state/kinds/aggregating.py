@@ -95,7 +95,7 @@ class AggregatingState(MergingState[AggregatingStateDescriptor], OneRowState[Agg
         if given.null_count:
             order, starts, cleared = after_last_null(given, batch)
             left = found.without(cleared)
-        late = self._expiry.late(updated)
+        late = self._expiry.late(updated) if updated else None
         if late is not None:
             left, order, starts = self._without_expired(left, order, starts, late)
         rows = pa.array(order)

@@ -105,7 +105,7 @@ class ReducingState(MergingState[ReducingStateDescriptor], OneRowState[ReducingS
         if given.null_count:
             order, starts, cleared = after_last_null(given, batch)
             left = found.without(cleared)
-        late = self._expiry.late(updated)
+        late = self._expiry.late(updated) if updated else None
         if late is not None:
             left, order, starts = self._without_expired(left, order, starts, late)
         # What a count is given with retractions are amounts, as it is in a plan.
