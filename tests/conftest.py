@@ -20,7 +20,7 @@ from postgres import end_replication, postgres_programs, postgres_server
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["processor_time"]
+pytest_plugins = ["early_versions", "processor_time"]
 
 # A machine shared with others is slow at times; no test may fail for that.
 settings.register_profile("untimed", deadline=None)

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.encodings import plain_column, plain_type
 from arrowstate.schema.evolution import widens
-from arrowstate.schema.types import is_bytes, is_list, is_text
+from arrowstate.schema.types import cast_by_names, is_bytes, is_list, is_text
 
 
 class ArrowColumns:
@@ -39,7 +39,7 @@ class ArrowColumns:
         if not _fits(given, kind):
             return False
         try:
-            pa.nulls(1, given).cast(kind)
+            cast_by_names(pa.nulls(1, given), kind)
         except pa.ArrowException:
             return False
         return True

@@ -14,7 +14,7 @@ from arrowstate.bootstrap.columns import is_counted, milliseconds, struct_values
 from arrowstate.bootstrap.plan import FillPlan, StateFill
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.layout import StateLayout
-from arrowstate.schema.types import shown_scalar
+from arrowstate.schema.types import cast_by_names, shown_scalar
 from arrowstate.state.base import KeyedState
 from arrowstate.state.kinds.aggregating import AggregatingState
 from arrowstate.state.kinds.list import ListState
@@ -181,6 +181,6 @@ def _columns(rows: pa.RecordBatch, names: Sequence[str], schema: pa.Schema) -> p
 def _converted(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     """Return a column as a type that can hold all its values, as the plan has found."""
     try:
-        return column if column.type == kind else column.cast(kind)
+        return column if column.type == kind else cast_by_names(column, kind)
     except pa.ArrowException as error:
         raise InvalidInputError(f"column {name!r} cannot be read as {kind}: {error}; cast it first") from None

@@ -132,7 +132,7 @@ def pieces_of(rows: Iterable[pa.RecordBatch], piece_bytes: int = PIECE_BYTES) ->
         for part in _parts(batch, piece_bytes):
             waiting.append(part)
             count += part.num_rows
-            size += part.nbytes
+            size += _bytes_of(part)
             if count >= _PIECE_ROWS or size >= piece_bytes:
                 yield from _one(waiting)
                 waiting.clear()
@@ -141,11 +141,19 @@ def pieces_of(rows: Iterable[pa.RecordBatch], piece_bytes: int = PIECE_BYTES) ->
         yield from _one(waiting)
 
 
+def _bytes_of(batch: pa.RecordBatch) -> int:
+    try:
+        return int(batch.nbytes)
+    except pa.ArrowTypeError:
+        # PyArrow before 23 does not say how much of its buffers an array of views needs.
+        return int(batch.get_total_buffer_size())
+
+
 def _parts(batch: pa.RecordBatch, piece_bytes: int) -> Iterator[pa.RecordBatch]:
     """Yield a batch in parts, each small enough for a piece."""
     if not batch.num_rows:
         return
-    parts = max(-(-batch.num_rows // _PIECE_ROWS), -(-batch.nbytes // piece_bytes))
+    parts = max(-(-batch.num_rows // _PIECE_ROWS), -(-_bytes_of(batch) // piece_bytes))
     rows = -(-batch.num_rows // parts)
     for first in range(0, batch.num_rows, rows):
         yield batch.slice(first, rows)

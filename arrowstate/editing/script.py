@@ -33,6 +33,7 @@ def run_script(staging: Staging, snapshot: SnapshotReader, script: str, tables: 
 
     from arrowstate.query.duckdb.preparing import pairs_of_names, prepare, statements_of
     from arrowstate.query.duckdb.relation import Watch
+    from arrowstate.query.duckdb.selecting import register
 
     if not isinstance(script, str):
         raise InvalidInputError(f"a script is a text of statements in SQL, got {script!r}")
@@ -50,8 +51,7 @@ def run_script(staging: Staging, snapshot: SnapshotReader, script: str, tables: 
         names = sql_names(staging.entry)
         named = [name for name in names if (name.schema.lower(), name.view.lower()) in mentioned]
         copied = [_Copied(staging, connection, name) for name in named]
-        for name, table in tables.items():
-            connection.register(name, table)
+        register(connection, tables)
         connection.begin()
         for number, statement in enumerate(_checked(statements_of(prepared)), 1):
             try:

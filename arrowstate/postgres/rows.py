@@ -16,6 +16,7 @@ import pyarrow.csv
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.conversion import with_children
 from arrowstate.schema.nanoseconds import nanoseconds_as_text
+from arrowstate.schema.types import python_values
 
 _BATCH_ROWS = 65_536
 
@@ -59,7 +60,7 @@ def _plain(column: pa.Array, field: pa.Field) -> pa.Array:
 
 def _texts(column: pa.Array, text: Callable[[Any], str], field: pa.Field) -> pa.Array:
     try:
-        values = nanoseconds_as_text(_in_microseconds(column)).to_pylist(maps_as_pydicts="strict")
+        values = python_values(nanoseconds_as_text(_in_microseconds(column)))
         return pa.array([None if value is None else text(value) for value in values], pa.large_string())
     except (LookupError, OverflowError) as error:
         raise InvalidInputError(

@@ -67,7 +67,10 @@ def lasting_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
     for name, table in tables.items():
         # DuckDB reads these as often as a query asks, with the columns and rows that it needs.
         library = type(table).__module__.partition(".")[0]
-        is_lasting = isinstance(table, (pa.Table, pa.RecordBatch)) or library in ("pandas", "polars", "numpy")
+        if isinstance(table, pa.RecordBatch):
+            # DuckDB 1.4 reads a batch once.
+            table = pa.Table.from_batches([table])
+        is_lasting = isinstance(table, pa.Table) or library in ("pandas", "polars", "numpy")
         is_lasting = is_lasting or (hasattr(table, "scanner") and isinstance(getattr(table, "schema", None), pa.Schema))
         found[name] = table if is_lasting else read_rows(table, f"the rows of the table {name!r}")
     return found
@@ -81,9 +84,12 @@ def read_rows(table: Any, what: str = "the rows") -> pa.Table:
     except (ArrowStateError, MemoryError):
         raise
     except Exception as error:
-        raise InvalidInputError(
-            f"{what} cannot be read to their end, so none is taken: {type(error).__name__}: {error}"
-        ) from error
+        raise unreadable(what, error) from error
+
+
+def unreadable(what: str, error: Exception) -> InvalidInputError:
+    """Return the error about rows of a caller whose own source has raised one."""
+    return InvalidInputError(f"{what} cannot be read to their end, so none is taken: {type(error).__name__}: {error}")
 
 
 def _of_protocol(table: Any) -> RowStream:

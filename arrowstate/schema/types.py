@@ -13,18 +13,21 @@ import decimal
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.schema.conversion import with_children
 from arrowstate_formats.arrow_types import type_to_json
 
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What a conversion raises that does not go."""
 
+_KEEPS_PAIRS = int(pa.__version__.partition(".")[0]) < 20
+"""Whether this PyArrow has no arrays of Python values with dicts, but with pairs only."""
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000}
 
 
@@ -176,10 +179,50 @@ def safe_cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
     unknown = _unknown_field(values.type, kind)
     if unknown:
         raise TypeError(f"no field {unknown!r} in {kind}")
-    out = pc.cast(values, kind, safe=True)
+    out = cast_by_names(values, kind)
     if _narrow_floats(kind) and sum(map(_infinite, leaves(out))) > sum(map(_infinite, leaves(values))):
         raise OverflowError(f"a number is outside of the range of {kind}")
     return out
+
+
+def cast_by_names(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return an array in another type as Arrow's safe cast does; fields of structs may come in any order."""
+    ordered = _in_order_of(kind, values.type)
+    return pc.cast(values if ordered == values.type else _reordered(values, ordered), kind, safe=True)
+
+
+@functools.cache
+def _in_order_of(kind: pa.DataType, given: pa.DataType) -> pa.DataType:
+    """Return a given type whose structs have their fields in the order of another type.
+
+    An early PyArrow casts structs of no other order (19 does not, 26 does).
+    """
+    types = pa.types
+    if types.is_struct(given) and types.is_struct(kind) and len(set(given.names)) == len(given.names):
+        fields = [given.field(name) for name in kind.names if name in given.names]
+        return pa.struct([part.with_type(_in_order_of(kind.field(part.name).type, part.type)) for part in fields])
+    if types.is_map(given) and types.is_map(kind):
+        key, item = given.key_field, given.item_field
+        key = key.with_type(_in_order_of(kind.key_type, key.type))
+        return pa.map_(key, item.with_type(_in_order_of(kind.item_type, item.type)), given.keys_sorted)
+    for is_kind, make in ((types.is_list, pa.list_), (types.is_large_list, pa.large_list)):
+        if is_kind(given) and types.is_nested(kind) and not types.is_struct(kind) and not types.is_map(kind):
+            return make(given.value_field.with_type(_in_order_of(kind.value_type, given.value_type)))
+    if types.is_fixed_size_list(given) and types.is_fixed_size_list(kind):
+        value = given.value_field.with_type(_in_order_of(kind.value_type, given.value_type))
+        return pa.list_(value, given.list_size)
+    return given
+
+
+def _reordered(values: pa.Array, ordered: pa.DataType) -> pa.Array:
+    """Return an array with the fields of its structs in the order of a type that has the same ones."""
+    if values.type == ordered:
+        return values
+    if pa.types.is_struct(ordered):
+        parts = [_reordered(values.field(field.name), field.type) for field in ordered]
+        return pa.StructArray.from_arrays(parts, fields=list(ordered), mask=values.is_null())
+    inner = [ordered.key_type, ordered.item_type] if pa.types.is_map(ordered) else [ordered.value_type]
+    return with_children(values, lambda part, number: _reordered(part, inner[number]))
 
 
 def exactly(values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -231,14 +274,45 @@ def as_arrow(values: Any) -> Any:
     """
     if isinstance(values, (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table, np.ndarray)):
         return values
+    if hasattr(values, "collect_batches"):
+        # A lazy frame of Polars, of which an early one has no protocol.
+        values = values.collect()
     if hasattr(values, "__arrow_c_stream__"):
         return pa.chunked_array(values).combine_chunks()
-    return pa.array(values) if hasattr(values, "__arrow_c_array__") else values
+    # The series of pandas before 3.0 have no protocol, and PyArrow knows them.
+    is_of_pandas = type(values).__module__.startswith("pandas.")
+    return pa.array(values) if is_of_pandas or hasattr(values, "__arrow_c_array__") else values
 
 
 def numpy_array(values: np.ndarray[Any, Any]) -> pa.Array:
     """Return a NumPy array as one of Arrow, with memory of its own: its owner may write to it afterwards."""
     return pa.array(values.copy())
+
+
+def python_values(values: pa.Array | pa.RecordBatch) -> list[Any]:
+    """Return the values of an array, or the rows of a batch, as Python has them, each map as a dict.
+
+    Raises a KeyError where a map has a key twice.
+    """
+    if not _KEEPS_PAIRS:
+        return cast(list[Any], values.to_pylist(maps_as_pydicts="strict"))
+    array = values.to_struct_array() if isinstance(values, pa.RecordBatch) else values
+    return [_with_dicts(value, array.type) for value in array.to_pylist()]
+
+
+def _with_dicts(value: Any, kind: pa.DataType) -> Any:
+    if value is None or not pa.types.is_nested(kind):
+        return value
+    if pa.types.is_struct(kind):
+        return {field.name: _with_dicts(value[field.name], field.type) for field in kind}
+    if not pa.types.is_map(kind):
+        return [_with_dicts(item, kind.value_type) for item in value]
+    found = {}
+    for key, item in value:
+        if key in found:
+            raise KeyError(f"the key {key!r} stands twice in a map")
+        found[key] = _with_dicts(item, kind.item_type)
+    return found
 
 
 def python_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

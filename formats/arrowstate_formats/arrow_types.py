@@ -52,8 +52,8 @@ _NAMES = {arrow_type: name for name, arrow_type in _FLAT.items()}
 _ZONED = re.compile(r"timestamp\[(s|ms|us|ns), tz=(.+)\]", re.DOTALL)
 _FIXED_BINARY = re.compile(r"fixed_size_binary\[(\d{1,9})\]")
 _DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d{1,2}), (-?\d{1,3})\)")
-_ABORTS = int(pa.__version__.partition(".")[0]) < 26
-"""Whether this PyArrow aborts the process over some maps."""
+_PYARROW = int(pa.__version__.partition(".")[0])
+"""The major version of PyArrow, on which some types depend."""
 _DECIMALS = {"32": pa.decimal32, "64": pa.decimal64, "128": pa.decimal128, "256": pa.decimal256}
 
 
@@ -83,6 +83,7 @@ def type_to_json(arrow_type: pa.DataType) -> TypeJson:
     if types.is_fixed_size_binary(arrow_type):
         return f"fixed_size_binary[{arrow_type.byte_width}]"
     if types.is_decimal(arrow_type):
+        _refuse_on_early_pyarrow(arrow_type)
         return f"decimal{arrow_type.bit_width}({arrow_type.precision}, {arrow_type.scale})"
     if types.is_struct(arrow_type):
         return {"type": "struct", "fields": _fields_to_json(arrow_type)}
@@ -97,7 +98,7 @@ def type_to_json(arrow_type: pa.DataType) -> TypeJson:
             "item": _field_to_json(arrow_type.value_field),
         }
     if types.is_map(arrow_type):
-        _refuse_what_aborts(arrow_type)
+        _refuse_on_early_pyarrow(arrow_type)
         return {
             "type": "map",
             "key": _field_to_json(arrow_type.key_field),
@@ -162,13 +163,25 @@ def type_from_json(value: TypeJson, *, path: str = "") -> pa.DataType:
         pa.ArrowException,
     ) as error:
         raise CorruptDataError(path, f"{value!r} is no type") from error
-    _refuse_what_aborts(decoded)
+    _refuse_on_early_pyarrow(decoded)
     return decoded
 
 
-def _refuse_what_aborts(kind: pa.DataType) -> None:
-    """Refuse a map in a map whose keys hold structs, over which PyArrow before 26 aborts the process."""
-    maps = [part for part in _parts(kind) if pa.types.is_map(part)] if _ABORTS else []
+def _refuse_on_early_pyarrow(kind: pa.DataType) -> None:
+    """Refuse a type that the installed PyArrow cannot be trusted with.
+
+    Before 26 it may abort the process over a map in a map whose keys hold structs, and before 21 it filters no
+    decimal32 and no decimal64.
+    """
+    if _PYARROW >= 26:
+        return
+    parts = _parts(kind)
+    if _PYARROW < 21 and any(pa.types.is_decimal(part) and part.bit_width < 128 for part in parts):
+        raise InvalidInputError(
+            f"the type {kind} needs PyArrow 21 or later, and {pa.__version__} is installed: earlier ones cannot "
+            "filter a decimal32 or a decimal64; use decimal128"
+        )
+    maps = [part for part in parts if pa.types.is_map(part)]
     inner = [part for each in maps for part in _parts(each)[1:] if pa.types.is_map(part)]
     if any(pa.types.is_struct(part) for each in inner for part in _parts(each.key_type)):
         raise InvalidInputError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from arrowstate_formats.errors import InvalidInputError
-from arrowstate_formats.integers import INT64_MIN, LARGEST_EXACT
+from arrowstate_formats.integers import INT64_MIN, LARGEST_EXACT, check_integer
 from arrowstate_formats.key_groups import MAX_PARALLELISM
 from arrowstate_formats.names import NAME_PATTERN, PATH_PATTERN
 
@@ -170,17 +170,12 @@ def _plain_json(where: str, value: Any, depth: int) -> Any:
         return float(value)
     if isinstance(value, str):
         return str(value)
-    number = _integer(value)
-    if number is not None and INT64_MIN <= number < 1 << 64:
-        return number
+    try:
+        if getattr(value, "ndim", 0) == 0:
+            return check_integer(where, value, INT64_MIN, (1 << 64) - 1)
+    except InvalidInputError:
+        pass
     raise InvalidInputError(
         f"{where} must be null, a boolean, a text, a 64-bit integer, a finite number, a list or an object, "
         f"got {value!r} ({type(value).__name__})"
     )
-
-
-def _integer(value: Any) -> int | None:
-    try:
-        return int(value.__index__()) if getattr(value, "ndim", 0) == 0 else None
-    except (AttributeError, TypeError):
-        return None

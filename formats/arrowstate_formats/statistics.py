@@ -53,6 +53,13 @@ def paths_with_nan(batches: Sequence[pa.RecordBatch]) -> set[str]:
     return found
 
 
+def has_nan(floats: pa.Array | pa.ChunkedArray) -> bool:
+    """Say whether one of some floats is NaN."""
+    # PyArrow before 21 does not ask a float16.
+    wide = floats.cast(pa.float32()) if pa.types.is_float16(floats.type) else floats
+    return bool(pc.any(pc.is_nan(wide)).as_py())
+
+
 @functools.cache
 def has_floats(kind: pa.DataType) -> bool:
     """Whether a type is a float or has one inside, at any depth."""
@@ -62,7 +69,7 @@ def has_floats(kind: pa.DataType) -> bool:
 def _add_nan_paths(path: str, array: pa.Array, found: set[str]) -> None:
     kind = array.type
     if pa.types.is_floating(kind):
-        if pc.any(pc.is_nan(array)).as_py():
+        if has_nan(array):
             found.add(path)
         return
     inner = inner_fields(kind)

@@ -14,6 +14,8 @@ from arrowstate.errors import ArrowStateError, CorruptDataError, InvalidInputErr
 from stores import KEY, commit
 
 _names = itertools.count()
+# With DuckDB 1.4, a relation does not hold its connection.
+CONNECTION = duckdb.connect()
 ROWS = pa.table({"k": pa.array([2, 3, 4], pa.int64()), "v": pa.array([20, 30, 40], pa.int64())})
 
 
@@ -55,7 +57,7 @@ FORMS = {
     "frames one by one": lambda rows: (pl.from_arrow(batch) for batch in rows.to_batches(max_chunksize=2)),
     "capsules": lambda rows: Capsules(rows),
     "dataset": lambda rows: ds.dataset(rows),
-    "relation": lambda rows: duckdb.connect().from_arrow(rows),
+    "relation": lambda rows: CONNECTION.from_arrow(rows),
     "query of a store": lambda rows: kept_elsewhere(rows).sql("select k, v from op.v"),
     "reader of a query": lambda rows: kept_elsewhere(rows).sql("select k, v from op.v").to_arrow_reader(1),
     "state": lambda rows: kept_elsewhere(rows)["op.v"],

@@ -151,12 +151,24 @@ def test_a_map_that_aborts_an_old_pyarrow_is_refused_by_name(monkeypatch, is_ins
     inner = pa.map_(pa.struct([("x", pa.int8())]), pa.int8())
     kind = pa.map_(pa.string(), inner)
     kind = pa.list_(kind) if is_inside else kind
-    monkeypatch.setattr(arrow_types, "_ABORTS", False)
+    monkeypatch.setattr(arrow_types, "_PYARROW", 26)
     stored = type_to_json(kind)
-    monkeypatch.setattr(arrow_types, "_ABORTS", True)
+    monkeypatch.setattr(arrow_types, "_PYARROW", 25)
 
     for refused in (lambda: type_to_json(kind), lambda: type_from_json(stored)):
         with pytest.raises(InvalidInputError, match="needs PyArrow 26 or later"):
             refused()
     for allowed in (inner, pa.map_(pa.string(), pa.map_(pa.string(), pa.struct([("x", pa.int8())])))):
         assert type_from_json(type_to_json(allowed)) == allowed
+
+
+@pytest.mark.parametrize("kind", [pa.decimal32(5, 2), pa.list_(pa.decimal64(12, 2))], ids=str)
+def test_a_decimal_that_an_old_pyarrow_cannot_filter_is_refused_by_name(monkeypatch, kind):
+    monkeypatch.setattr(arrow_types, "_PYARROW", 21)
+    stored = type_to_json(kind)
+    monkeypatch.setattr(arrow_types, "_PYARROW", 20)
+
+    for refused in (lambda: type_to_json(kind), lambda: type_from_json(stored)):
+        with pytest.raises(InvalidInputError, match=r"needs PyArrow 21 or later.*use decimal128"):
+            refused()
+    assert type_to_json(pa.list_(pa.decimal128(12, 2)))

@@ -42,6 +42,7 @@ from arrowstate_formats.documents import (
     encode_inline,
 )
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
+from early_versions import is_before
 
 SUM = "0123456789abcdef" * 2
 
@@ -404,6 +405,7 @@ SCHEMA_FILES: list[tuple[str, Document]] = [
 SCHEMA_FILES += [("tag.json", TAG), ("lease.json", LEASE), ("boundary.json", BOUNDARY)]
 
 
+@pytest.mark.skipif(is_before("msgspec", (0, 22)), reason="an earlier msgspec writes the same schemas in another form")
 @pytest.mark.parametrize("name", [name for name, _ in SCHEMA_FILES])
 def test_the_committed_schema_is_the_generated_one(name: str) -> None:
     script = runpy.run_path(str(SCHEMAS / "make_schemas.py"))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import arrowstate
 from arrowstate.query.duckdb.dataset import ScannedDataset, StateSource
 from arrowstate.query.state import StateReader
+from early_versions import is_before
 from processes import at_once, python
 from stores import backend_of
 
@@ -216,7 +217,7 @@ def test_a_key_of_any_type_is_looked_up(new_store, kind, sql, values):
         rows, scan = scan_of(snapshot, f"select v from op.v where k = ?::{sql}", params=[value])
 
         assert rows == [(number,)]
-        assert scan.keys == 1
+        assert scan.keys == 1 or is_before("duckdb", (2,))
 
 
 TYPES = pa.struct(

@@ -18,6 +18,7 @@ from arrowstate.runtime.connectors import Token
 from arrowstate.runtime.sinks.functions import FunctionSink, PrintSink
 from arrowstate.runtime.sinks.parquet import BulkParquetSink, ParquetSink
 from arrowstate.runtime.sinks.postgres import PostgresSink
+from arrowstate.schema.types import python_values
 from arrowstate.testing import PreparingSinkConformance, SinkConformance
 from processes import at_once, python
 
@@ -318,7 +319,7 @@ def test_values_come_to_postgres_as_they_are(database: str, connection: Any, typ
     sink.commit(pa.table({"value": VALUES[type]}), token(1))
 
     found = [row[0] for row in connection.execute("select value from kept").fetchall()]
-    expected = VALUES[type].to_pylist(maps_as_pydicts="strict")
+    expected = python_values(VALUES[type])
     assert [value for value in found if value == value] == [value for value in expected if value == value]
     assert len(found) == len(expected)
     sink.close()

@@ -23,6 +23,7 @@ from arrowstate.runtime.sources import file_formats
 from arrowstate.runtime.sources.files import FileSource
 from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource, TableSource
 from arrowstate.testing import SourceConformance
+from early_versions import is_before
 from long_form import short_or_long
 
 NUMBERS = pa.schema({"n": pa.int64()})
@@ -609,7 +610,8 @@ def test_texts_and_bytes_are_read_from_each_of_their_types_into_each(
     values = pa.array(["a", None, "b", "a"], pa.string()).cast(base)
     for number, type in enumerate(types):
         write(tmp_path / f"{number}.{suffix}", pa.table({"x": values.cast(base if type == view() else type)}))
-    if format == "arrow":
+    # Before, PyArrow ends the process where it writes a view compressed.
+    if format == "arrow" and not is_before("pyarrow", (23,)):
         write(tmp_path / f"2.{suffix}", pa.table({"x": values.cast(view())}))
 
     for type in types:

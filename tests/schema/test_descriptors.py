@@ -8,6 +8,7 @@ import pytest
 
 from arrowstate.errors import InvalidInputError
 from arrowstate.schema.descriptors import REDUCERS, ReducingStateDescriptor, ValueStateDescriptor
+from early_versions import NARROW_DECIMALS
 
 UNSTORED = [
     pa.dictionary(pa.int8(), pa.string()),
@@ -72,7 +73,7 @@ def test_a_default_of_another_type_is_refused(kind, default):
 
 
 def allowed(reduce):
-    number = [pa.int8(), pa.uint64(), pa.float16(), pa.float64(), pa.decimal32(5, 2), pa.decimal256(60, 2)]
+    number = [pa.int8(), pa.uint64(), pa.float16(), pa.float64(), *NARROW_DECIMALS, pa.decimal256(60, 2)]
     time = [pa.date32(), pa.time64("ns"), pa.timestamp("us", "UTC")]
     text = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
     other = [

@@ -16,11 +16,12 @@ from arrowstate.schema.conversion import Conversion, converter
 from arrowstate.schema.evolution import evolve, widens
 from arrowstate.schema.fields import documents_of, fields_of, fresh_field
 from arrowstate.storage import clear_memory_storage
+from early_versions import HALVES, NARROW_DECIMALS
 from stores import backend_of, commit
 
 INTEGERS = [getattr(pa, f"{sign}int{bits}")() for bits in (8, 16, 32, 64) for sign in ("", "u")]
-FLOATS = [pa.float16(), pa.float32(), pa.float64()]
-DECIMALS = [pa.decimal32(4, 2), pa.decimal64(6, 2), pa.decimal128(6, 3), pa.decimal128(20, 4), pa.decimal256(40, 4)]
+FLOATS = [*HALVES, pa.float32(), pa.float64()]
+DECIMALS = [*NARROW_DECIMALS, pa.decimal128(6, 3), pa.decimal128(20, 4), pa.decimal256(40, 4)]
 TIMES = [pa.date32(), pa.date64(), pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("ns")]
 TEXTS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.binary(2)]
 FLAT = [*INTEGERS, *FLOATS, *DECIMALS, *TIMES, *TEXTS, pa.bool_()]

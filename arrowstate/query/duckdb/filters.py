@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from arrowstate.query.duckdb.pyarrow_internals import parts_of
 from arrowstate.schema.types import exactly
+from arrowstate_formats.statistics import has_nan
 
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 _MIRRORED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
@@ -263,7 +264,7 @@ def _test(node: Call, kind: pa.DataType) -> Callable[[Values, Values], npt.NDArr
     if node.value_set is not None:
         # Arrow makes them values of the column's type, and compares then.
         given = pc.cast(node.value_set, kind)
-        if given.null_count or (pa.types.is_floating(kind) and pc.any(pc.is_nan(given)).as_py()):
+        if given.null_count or (pa.types.is_floating(kind) and has_nan(given)):
             # There a null is equal to a null and NaN to NaN, and bounds say nothing of these.
             return None
         values = np.sort(np.array(_plain(given, kind), dtype=object))

@@ -18,7 +18,7 @@ from arrowstate.query.duckdb.engine import Database
 from arrowstate.query.duckdb.preparing import Tables, prepare
 from arrowstate.query.duckdb.relation import Relation, Watch
 from arrowstate.query.expiry import Seen
-from arrowstate.schema.row_streams import lasting_tables
+from arrowstate.schema.row_streams import lasting_tables, unreadable
 
 told_of_connection: ContextVar[Callable[[duckdb.DuckDBPyConnection], None] | None] = ContextVar(
     "told_of_connection", default=None
@@ -33,6 +33,18 @@ _WITH_A_RESULT = (
 )
 """A pivot is of several statements."""
 _MISSING_TABLE = re.compile(r'Table with name "?(.+?)"? does not exist')
+
+
+def register(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, Any]) -> None:
+    """Give a connection the tables that a caller has named for a query, each as `lasting_tables` returns it."""
+    for name, table in tables.items():
+        try:
+            connection.register(name, table)
+        except duckdb.Error:
+            raise
+        except Exception as error:
+            # DuckDB 1.4 collects a lazy frame of Polars here.
+            raise unreadable(f"the rows of the table {name!r}", error) from error
 
 
 def select(
@@ -56,8 +68,7 @@ def select(
     if told is not None:
         told(cursor)
     try:
-        for name, table in lasting_tables(tables).items():
-            cursor.register(name, table)
+        register(cursor, lasting_tables(tables))
         if others is not None:
             query, params = prepare(query, params, cursor, others(cursor, watch))
         kind = statement_type(query, cursor)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
 from arrowstate.runtime.kafka.avro_defaults import with_values
@@ -26,8 +25,9 @@ from arrowstate.runtime.kafka.formats import (
 )
 from arrowstate.runtime.kafka.registry import HEADER, NoReferenceError, SchemaRegistry
 from arrowstate.schema.conversion import with_children
+from arrowstate.schema.nanoseconds import local_times
 from arrowstate.schema.times import rounded_down
-from arrowstate.schema.types import is_list, safe_cast
+from arrowstate.schema.types import is_list, python_values, safe_cast
 
 _PRIMITIVES = {
     "null": pa.null(),
@@ -143,7 +143,7 @@ class AvroFormat(Format):
             first = header()
             columns = [_as_written(rows.column(name), type, name) for name, type in zip(names, types, strict=True)]
             try:
-                for row in pa.RecordBatch.from_arrays(columns, names=names).to_pylist(maps_as_pydicts="strict"):
+                for row in python_values(pa.RecordBatch.from_arrays(columns, names=names)):
                     text = io.BytesIO()
                     text.write(first)
                     fastavro.schemaless_writer(text, plain, row)
@@ -268,7 +268,7 @@ def _as_written(column: pa.Array, type: pa.DataType, name: str) -> pa.Array:
     try:
         if pa.types.is_timestamp(given) and (pa.types.is_timestamp(type) or pa.types.is_date(type)):
             if given.tz is not None and getattr(type, "tz", None) is None:
-                column = pc.local_timestamp(column)
+                column = local_times(column)
             column = _floored(column, type)
         elif pa.types.is_time(given) and pa.types.is_time(type):
             column = _floored(column, type)

@@ -22,7 +22,7 @@ from arrowstate.functions.dead_letters import tried
 from arrowstate.runtime.kafka.flat_json import decode_objects, object_plan
 from arrowstate.schema.conversion import with_elements
 from arrowstate.schema.nanoseconds import nanoseconds_as_text, with_whole_offsets
-from arrowstate.schema.types import check_type, check_values, type_parts
+from arrowstate.schema.types import check_type, check_values, python_values, type_parts
 
 Bytes: TypeAlias = Sequence[bytes | None]
 """The keys or values of messages; None for a message without one."""
@@ -196,9 +196,7 @@ class JsonFormat(Format):
         def encode_all(rows: pa.RecordBatch) -> Bytes:
             columns = [nanoseconds_as_text(with_whole_offsets(rows.column(name))) for name in names]
             try:
-                return list(
-                    map(encode, pa.RecordBatch.from_arrays(columns, names=names).to_pylist(maps_as_pydicts="strict"))
-                )
+                return list(map(encode, python_values(pa.RecordBatch.from_arrays(columns, names=names))))
             except OF_MESSAGES as error:
                 raise InvalidInputError(f"a row does not fit JSON: {error}") from error
 

@@ -23,6 +23,7 @@ from arrowstate.runtime.kafka.formats import (
 )
 from arrowstate.runtime.kafka.registry import HEADER, SchemaRegistry
 from arrowstate.schema.conversion import with_children
+from arrowstate.schema.types import python_values
 
 _TYPES = {
     1: pa.float64(),
@@ -160,7 +161,7 @@ class ProtobufFormat(Format):
             first = header()
             columns = [_in_parts_of_time(rows.column(name)) for name in own]
             try:
-                for row in pa.RecordBatch.from_arrays(columns, names=own).to_pylist(maps_as_pydicts="strict"):
+                for row in python_values(pa.RecordBatch.from_arrays(columns, names=own)):
                     message = kind()
                     _fill(message, row)
                     made.append(first + message.SerializeToString())

@@ -430,6 +430,10 @@ FORMATS: dict[str, type[RowFile]] = {"parquet": ParquetRows, "arrow": ArrowRows,
 def check_types(format: str, schema: pa.Schema) -> None:
     """Refuse columns of a type that the parser of a text does not have."""
     text = TEXTS[format]
+    if text is JsonRows and not hasattr(pyarrow.json, "open_json"):
+        raise InvalidInputError(
+            f"a source of {format} files needs PyArrow 20 or later, and {pa.__version__} is installed"
+        )
     for field in schema:
         try:
             for _ in text(pa.BufferReader(text.without_values), "").batches(pa.schema({"x": field.type}), 0):
