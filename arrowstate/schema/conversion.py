@@ -130,6 +130,14 @@ def _struct_converter(stored: Field, current: Field) -> Converter:
     return convert
 
 
+def rows_of(structs: pa.StructArray) -> pa.RecordBatch:
+    """Return the fields of structs as columns, in which a null struct is a row of nulls.
+
+    PyArrow before 23 has `RecordBatch.from_struct_array` for it, which takes a slice from the first struct on for all.
+    """
+    return pa.RecordBatch.from_arrays(structs.flatten(), schema=pa.schema(list(structs.type)))
+
+
 def with_elements(array: pa.Array, kind: pa.DataType, element: Converter) -> pa.Array:
     """Return lists whose elements are converted; `kind` is the type of the outcome."""
     values = element(array.values)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, ValueTypeError
+from arrowstate.schema.conversion import rows_of
 from arrowstate.schema.row_streams import read_rows
 from arrowstate.schema.types import (
     CONVERSION_ERRORS,
@@ -77,7 +78,7 @@ def _columns(keys: Any, key: pa.Schema) -> list[Any]:
         if keys.null_count:
             row = first_null(keys)
             raise NullKeyError(", ".join(key.names), row)
-        keys = pa.RecordBatch.from_struct_array(keys)
+        keys = rows_of(keys)
     if isinstance(keys, (pa.RecordBatch, pa.Table)):
         if set(keys.schema.names) != set(key.names) or keys.num_columns != len(key):
             raise KeyTypeError(described(key), described(keys.schema))

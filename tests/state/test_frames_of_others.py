@@ -116,3 +116,15 @@ def test_numpy_arrays_may_be_written_to_after_a_state_has_taken_them():
     assert entries.entries_batch([5, 6]).to_pylist() == [[(5, None)], []]
     assert backend.timers().pop_due(9).to_pylist() == [{"timestamp": 5, "k": 5}]
     assert elements.get() == [5]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_slice_of_structs_is_the_keys_of_its_own_rows(first):
+    backend = backend_of(user=pa.string(), n=pa.int64())
+    state = backend.state(arrowstate.ValueStateDescriptor("s", pa.int64()))
+    keys = pa.array([{"user": f"u{n}", "n": n} for n in range(6)], pa.struct([("user", pa.string()), ("n", pa.int64())]))
+
+    state.update_batch(keys.slice(first, 3), range(3))
+
+    assert len(state) == 3
+    assert state.get_batch(keys.slice(first, 2)).to_pylist() == [0, 1]

@@ -31,6 +31,7 @@ from arrowstate.runtime.core.reading import split_type, splits_to_arrow
 from arrowstate.runtime.graph import Graph, SinkNode, SourceNode, StatefulNode
 from arrowstate.runtime.lease import JobLease
 from arrowstate.runtime.sinks.table import OutputTable
+from arrowstate.schema.conversion import rows_of
 from arrowstate.storage.base import Storage
 from arrowstate.upkeep.beside import Beside
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
@@ -282,7 +283,7 @@ class Entries:
                 kind = split_type(node.source.position_type)
                 table = StoredTable(node.uid, pa.schema(list(kind)), True, state="splits")
                 merged = merged_parts(self.storage, table, list(parts), new_id=self.new_id, paths=paths)
-                rows = pa.Table.from_struct_array(splits_to_arrow(new, kind))
+                rows = pa.Table.from_batches([rows_of(splits_to_arrow(new, kind))])
                 parts = (*merged, write_output(self.storage, table, rows, new_id=self.new_id, paths=paths))
             made[node.uid] = Recorded(parts, before.splits)
         return made

@@ -31,6 +31,7 @@ from arrowstate.files.writing import FrozenState, FrozenSubtask
 from arrowstate.runtime.core.elements import Element, Rows, Status, Watermark
 from arrowstate.runtime.core.exchange import FRAME_ROWS
 from arrowstate.runtime.graph import StatefulNode
+from arrowstate.schema.conversion import rows_of
 from arrowstate.schema.descriptors import ListStateDescriptor
 from arrowstate.schema.keys import described, to_type
 from arrowstate.schema.operator_state import OperatorListStateDescriptor
@@ -289,7 +290,7 @@ class InFlightStates:
 
     def _frames(self, port: int, rows: pa.StructArray) -> list[Element]:
         """Return rows as they came through the channel; they are in no credit any more."""
-        table = pa.Table.from_struct_array(rows).cast(self._inputs[port]).combine_chunks()
+        table = pa.Table.from_batches([rows_of(rows)]).cast(self._inputs[port])
         return [Rows(batch, 0) for batch in table.to_batches(max_chunksize=FRAME_ROWS)]
 
 
