@@ -109,7 +109,11 @@ def own_environment(base: str, install: Sequence[str]) -> tuple[Sequence[str], .
         [sys.executable, "-m", "pip", "--python", OWN, "install", "--quiet", "uv"],
         # Kernels are compiled when they are called there.
         ["env", "HATCH_BUILD_NO_HOOKS=true", *install],
-        ["env", "ARROWSTATE_LONG_TESTS=0", OWN, *pytest("tests", *without("tests/tools", *SPARK))[1:]],
+        # Commands of the pages are those that stand beside its Python.
+        [
+            *("env", "ARROWSTATE_LONG_TESTS=0", "PATH={folder}/venv/bin" + os.pathsep + os.environ["PATH"], OWN),
+            *pytest("tests", *without("tests/tools", *SPARK))[1:],
+        ],
     )
 
 

@@ -126,8 +126,7 @@ def _in_order(batches: Sequence[pa.RecordBatch], names: Sequence[str]) -> list[p
             # Where nulls come first, Arrow has NaN right after them.
             columns[f"{number} is nan"] = pc.fill_null(pc.is_nan(column), False)
         columns[str(number)] = column
-    keys = [(name, "ascending", "at_start") for name in columns]
-    order = pc.sort_indices(pa.table(columns), options=pc.SortOptions(keys))
+    order = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns], null_placement="at_start")
     return list(rows.combine_chunks().take(order).to_batches())
 
 

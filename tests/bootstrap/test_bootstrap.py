@@ -246,6 +246,8 @@ class Capsule:
         return self.table.__arrow_c_stream__(requested_schema)
 
 
+# With DuckDB 1.4, a relation does not hold its connection.
+CONNECTION = duckdb.connect()
 SOURCES = {
     "table": lambda table, _: table,
     "batch": lambda table, _: table.combine_chunks().to_batches()[0],
@@ -258,7 +260,7 @@ SOURCES = {
     "batches": lambda table, _: iter(table.to_batches(max_chunksize=4)),
     "frames": lambda table, _: [pl.from_arrow(table.slice(0, 4)), pl.from_arrow(table.slice(4))],
     "lazy frame": lambda table, _: pl.from_arrow(table).lazy(),
-    "query": lambda table, _: duckdb.connect().from_arrow(table),
+    "query": lambda table, _: CONNECTION.from_arrow(table),
     "generator": lambda table, _: (batch for batch in table.to_batches(max_chunksize=4)),
     "dataset": lambda table, _: ds.dataset(table),
     "files": lambda table, folder: [pq.write_table(table, folder / "a.parquet"), ds.dataset(folder)][1],

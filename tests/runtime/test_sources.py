@@ -1002,6 +1002,7 @@ def test_rows_of_long_texts_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch
     assert {row["text"][:2] for row in all_rows(source)} == {str(number) * 2 for number in range(10)}
 
 
+@pytest.mark.skipif(is_before("pyarrow", (26,)), reason="an early PyArrow writes other times")
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_times_of_96_bits_in_parquet_are_those_that_were_written(tmp_path: Path, unit: str) -> None:
     years = range(1700, 2200, 100) if unit == "ns" else [1, 1677, 1970, 2263, 9999]

@@ -364,3 +364,15 @@ def test_a_default_has_all_of_the_nanoseconds_that_it_was_given_with():
     current = evolve(stored, declared, arrowstate.SchemaEvolution(defaults={"at": 5}), itertools.count(3), what="state")
 
     assert current.children[1].default.view(pa.int64()).to_pylist() == [5]
+
+
+def test_a_map_of_widened_keys_is_put_together_with_others():
+    stored = pa.map_(pa.int16(), pa.list_(pa.int32()))
+    current = pa.map_(pa.int32(), pa.large_list(pa.int64()))
+    widen = converter(fresh_field(pa.field("v", stored), itertools.count(1)), _field_of(current))
+    maps = pa.array([[(1, [2, None]), (-3, None)], [], None], stored)
+
+    # An early PyArrow ends the process where it does not know that keys have no nulls.
+    both = pa.concat_arrays([widen(maps), widen(maps.slice(1))])
+
+    assert both.to_pylist() == [*maps.to_pylist(), *maps.to_pylist()[1:]]

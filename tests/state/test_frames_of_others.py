@@ -122,7 +122,9 @@ def test_numpy_arrays_may_be_written_to_after_a_state_has_taken_them():
 def test_a_slice_of_structs_is_the_keys_of_its_own_rows(first):
     backend = backend_of(user=pa.string(), n=pa.int64())
     state = backend.state(arrowstate.ValueStateDescriptor("s", pa.int64()))
-    keys = pa.array([{"user": f"u{n}", "n": n} for n in range(6)], pa.struct([("user", pa.string()), ("n", pa.int64())]))
+    keys = pa.array(
+        [{"user": f"u{n}", "n": n} for n in range(6)], pa.struct([("user", pa.string()), ("n", pa.int64())])
+    )
 
     state.update_batch(keys.slice(first, 3), range(3))
 

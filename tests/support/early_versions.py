@@ -21,6 +21,8 @@ _MISSING = [
     ("a reader of JSON files", "pyarrow", (20,), r"files needs PyArrow 20 or later|no attribute 'open_json'"),
     ("decimal32 and decimal64 in Parquet", "pyarrow", (22,), r"Arrow to Parquet schema conversion: decimal(32|64)"),
     ("show schemas", "duckdb", (2,), r"Table with name schemas does not exist|no state named 'schemas'"),
+    ("a new column of Iceberg", "polars", (2,), r"projected_schema\.len\(\) <= iceberg_schema\.len"),
+    ("the name of a database in its errors", "duckdb", (2,), r"nothing named 'jobs/click' was found"),
     ("deletion vectors of Delta", "polars", (2,), r"not yet supported by the polars delta scanner"),
     ("a map in a map whose keys hold structs", "pyarrow", (26,), r"needs PyArrow 26 or later"),
 ]
@@ -45,7 +47,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _leave_out(error: Exception) -> None:
+def _leave_out(error: BaseException) -> None:
     """Skip the test that failed so, if that is what an early version refuses."""
     for what, package, first, refusal in _MISSING:
         if is_before(package, first) and any(re.search(refusal, str(each)) for each in _causes(error)):
@@ -56,7 +58,7 @@ def _leave_out(error: Exception) -> None:
 def pytest_runtest_setup() -> Generator[None, None, None]:
     try:
         yield
-    except Exception as error:
+    except BaseException as error:  # A panic of Rust is no Exception.
         _leave_out(error)
         raise
 
@@ -65,6 +67,6 @@ def pytest_runtest_setup() -> Generator[None, None, None]:
 def pytest_runtest_call() -> Generator[None, None, None]:
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         _leave_out(error)
         raise
