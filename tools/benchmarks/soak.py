@@ -37,6 +37,8 @@ class Looked:
 
     seconds: list[float] = field(default_factory=list)
     memory_bytes: list[int] = field(default_factory=list)
+    own_bytes: list[int] = field(default_factory=list)
+    """The part of the process that is never killed."""
     files: list[int] = field(default_factory=list)
     age_ms: list[int] = field(default_factory=list)
     kills: int = 0
@@ -57,12 +59,15 @@ def main(argv: list[str]) -> int:
         report.figure("rows a second without a limit", rate, "rows/s")
         looked, lost = _soak(Path(folder) / "soak", arguments, int(rate * arguments.load))
     settled = [number for number, second in enumerate(looked.seconds) if second >= arguments.minutes * 60 * _SETTLED]
-    memory = np.array(looked.memory_bytes)[settled] / 2**20
-    slope, _ = np.polyfit(np.array(looked.seconds)[settled] / 60, memory, 1)
+    minutes = np.array(looked.seconds)[settled] / 60
+    memory, own = (np.array(looked_at)[settled] / 2**20 for looked_at in (looked.memory_bytes, looked.own_bytes))
+    (slope, _), (own_slope, _) = (np.polyfit(minutes, sizes, 1) for sizes in (memory, own))
     half = len(settled) // 2
     earlier, later = (np.array(looked.files)[part] for part in (settled[:half], settled[half:]))
     report.figure("kills", looked.kills, "")
     report.figure("resident memory, median", float(np.median(memory)), "MiB")
+    report.figure("of it the process of the job, median", float(np.median(own)), "MiB")
+    report.figure("the process of the job grows in ten minutes", 10 * float(own_slope), "MiB")
     report.figure("files, most", int(max(looked.files)), "")
     report.figure("age of the newest checkpoint, median", float(np.median(looked.age_ms)), "ms")
     report.require("rows that were read and not counted once", lost, at_most=0)
@@ -117,7 +122,8 @@ def _soak(folder: Path, arguments: argparse.Namespace, rows_per_second: int) -> 
                 os.kill(int(chance.choice(slots)), signal.SIGKILL)
                 looked.kills += 1
             looked.seconds.append(second)
-            looked.memory_bytes.append(sum(map(_resident_bytes, [os.getpid(), *slots])))
+            looked.own_bytes.append(_resident_bytes(os.getpid()))
+            looked.memory_bytes.append(looked.own_bytes[-1] + sum(map(_resident_bytes, slots)))
             looked.files.append(sum(path.is_file() for path in folder.rglob("*")))
             looked.age_ms.append(now_ms() - running.store.latest().entry.committed_at_ms)
             time.sleep(arguments.interval / 4_000)
