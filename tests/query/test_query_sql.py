@@ -112,7 +112,7 @@ def test_more_conditions_narrow_a_lookup(large):
     )
 
     assert rows == [(user,) for user in (4711, 4712) if large.model[user] == clicks]
-    assert scan.keys == 2
+    assert scan.keys == 2 or is_before("duckdb", (2,))
 
 
 def test_a_filter_on_some_key_columns_scans(people):

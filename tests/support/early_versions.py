@@ -22,6 +22,8 @@ _MISSING = [
     ("decimal32 and decimal64 in Parquet", "pyarrow", (22,), r"Arrow to Parquet schema conversion: decimal(32|64)"),
     ("show schemas", "duckdb", (2,), r"Table with name schemas does not exist|no state named 'schemas'"),
     ("a new column of Iceberg", "polars", (2,), r"projected_schema\.len\(\) <= iceberg_schema\.len"),
+    ("a lazy frame that outlives its query", "duckdb", (2,), r"Connection has already been closed"),
+    ("a pushed down `is distinct from`", "duckdb", (2,), r"COMPARE_DISTINCT_FROM can't be an Arrow Scan"),
     ("the name of a database in its errors", "duckdb", (2,), r"nothing named 'jobs/click' was found"),
     ("deletion vectors of Delta", "polars", (2,), r"not yet supported by the polars delta scanner"),
     ("a map in a map whose keys hold structs", "pyarrow", (26,), r"needs PyArrow 26 or later"),

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from early_versions import is_before
+
 MOMENT = datetime.datetime(2024, 2, 29, 12, 0, 0, 250_000)
 SPAN = datetime.timedelta(days=400, microseconds=250_000)
 FLAT = {
@@ -50,7 +52,15 @@ SHOWN = {
     pa.decimal256(40, 9): (Decimal(0), "0.000000000"),
     pa.duration("ns"): (np.timedelta64(1_500, "ns"), 1_500),
 }
-KINDS = [(kind, value, value) for kind, value in FLAT.items()] + [(kind, *both) for kind, both in SHOWN.items()]
+# What an early DuckDB has no nanoseconds for.
+EARLY: dict[pa.DataType, Any] = {}
+if is_before("duckdb", (2,)):
+    EARLY |= {kind: MOMENT for kind in FLAT if str(kind).startswith("timestamp[ns, ")}
+if is_before("duckdb", (1, 5)):
+    EARLY[pa.time64("ns")] = "01:02:03.000004000"
+KINDS = [(kind, value, EARLY.get(kind, value)) for kind, value in FLAT.items()] + [
+    (kind, *both) for kind, both in SHOWN.items()
+]
 
 
 def places(kind: pa.DataType, value: Any) -> dict[str, tuple[pa.DataType, Any]]:

@@ -2,12 +2,15 @@
 
 DuckDB reads most Arrow types as they are. Of the others each value is kept exactly: a float16 is a FLOAT, a
 decimal256 of up to 38 digits a DECIMAL and a wider one its digits as VARCHAR, a duration in nanoseconds their number
-(BIGINT; an INTERVAL ends at microseconds), a time in nanoseconds as the key of a map is VARCHAR. Fields of a nested
+(BIGINT; an INTERVAL ends at microseconds), a time in nanoseconds as the key of a map is VARCHAR. DuckDB before 2.0 has
+no nanoseconds in a zone, where such a time is a TIMESTAMP_NS in UTC, and DuckDB 1.4 no time of a day in nanoseconds,
+which is VARCHAR there. Fields of a nested
 struct that differ in case only get a number, since DuckDB would read the first for all of them.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -117,9 +120,20 @@ def _in_sql(kind: pa.DataType, is_map_key: bool) -> tuple[pa.DataType, Converter
         return narrow, lambda array: pc.cast(array, narrow)
     if types.is_duration(kind) and kind.unit == "ns":
         return pa.int64(), lambda array: array.view(pa.int64())
-    if types.is_time64(kind) and kind.unit == "ns" and is_map_key:
+    if types.is_time64(kind) and kind.unit == "ns" and (is_map_key or _duckdb() < (1, 5)):
         return pa.string(), lambda array: pc.cast(array, pa.string())
+    if types.is_timestamp(kind) and kind.unit == "ns" and kind.tz is not None and _duckdb() < (2, 0):
+        return pa.timestamp("ns"), lambda array: array.view(pa.timestamp("ns"))
     return None
+
+
+@functools.cache
+def _duckdb() -> tuple[int, int]:
+    """Return the version of DuckDB, of which an early one cuts nanoseconds off."""
+    import duckdb
+
+    major, minor = duckdb.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def _recast_struct(kind: pa.StructType, leaf: Leaf) -> tuple[pa.DataType, Converter | None]:
