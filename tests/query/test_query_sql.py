@@ -128,7 +128,7 @@ def test_a_filter_on_all_key_columns_looks_up_their_combinations(people):
     )
 
     assert rows == [(2, "ann")]
-    assert scan.keys == 4
+    assert scan.keys == 4 or is_before("duckdb", (2,))
 
 
 def test_a_filter_on_the_key_group_leaves_batches_out(large):
@@ -437,6 +437,7 @@ def test_a_savepoint_is_queried_like_a_checkpoint(new_store, tmp_path):
     assert savepoint.scans[-1].keys == 1
 
 
+@pytest.mark.skipif(is_before("duckdb", (2,)), reason="an early DuckDB has another name for a reader")
 def test_a_process_that_holds_results_ends_quietly(tmp_path):
     script = f"""
 import arrowstate, pyarrow as pa
