@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from arrowstate.checkpoints.coordination import CheckpointRecord, Status
+from arrowstate.clock import has_passed
 from arrowstate.errors import ArrowStateError, FencedError, JobFailedError, UserFunctionError
 from arrowstate.functions.failing import storable_text
 from arrowstate.log.jobs import (
@@ -286,7 +287,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._told: str | None = None
-        self._due_ms = 0
+        self._told_ms: int | None = None
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="arrowstate-lease", daemon=True)
 
@@ -312,7 +313,7 @@ class Reporter:
                 _logger.warning("the lease of the job could not be renewed, and is tried again: %s", error)
         else:
             self._told, self._is_failing = state, False
-            self._due_ms = self._clock_ms() + self.lease.lease_ms // _RENEWALS
+            self._told_ms = self._clock_ms()
             if state in ENDED:
                 self._closed.set()
 
@@ -328,7 +329,8 @@ class Reporter:
                 return
             now_ms = self._clock_ms()
             state, report = self._account.report(look, now_ms)
-            if state != self._told or now_ms >= self._due_ms:
+            is_due = self._told_ms is None or has_passed(now_ms, self._told_ms, self.lease.lease_ms // _RENEWALS)
+            if state != self._told or is_due:
                 self._say(state, report)
 
     def failed(self, error: BaseException) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal
 
 from arrowstate.checkpoints.committing import Committer
-from arrowstate.errors import ArrowStateError, FencedError, InvalidInputError, JobFailedError
+from arrowstate.errors import ArrowStateError, FencedError, InvalidInputError, JobFailedError, StoreNotFoundError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import CommittedEntry
 from arrowstate.log.jobs import ENDED, newest_report, read_report, report_of
@@ -67,9 +67,17 @@ class Seen:
 class Watch:
     """Looks at a store, and knows since when nobody has renewed the lease of its job."""
 
-    def __init__(self, storage: Storage, lease_ms: int, now_ms: Callable[[], int] = monotonic_ms) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        lease_ms: int,
+        now_ms: Callable[[], int] = monotonic_ms,
+        *,
+        store_id: str | None = None,
+    ) -> None:
         self._storage = storage
-        self._log = CommitLog(storage)
+        # Another store that is made at the same place is not the one whose job this stands by for.
+        self._log = CommitLog(storage, store_id=store_id)
         self._lease_ms = lease_ms
         self._now_ms = now_ms
         self.seen: Seen | None = None
@@ -152,7 +160,7 @@ class Standby:
         newest = CommitLog(self.store.storage).history().checkpoint
         if job.from_savepoint is None or newest is not None:
             check_store(job, newest, self.store.storage)
-        self._watch = Watch(self.store.storage, job.lease_ms)
+        self._watch = Watch(self.store.storage, job.lease_ms, store_id=self.store.store_id)
         self._was_alive = False
         self._is_failing = False
         self._ready: ReadySlots | None = None
@@ -250,7 +258,8 @@ class Standby:
 
     def _failed(self, error: ArrowStateError | OSError) -> None:
         """Go on watching after an error that may pass; raise another."""
-        if isinstance(error, JobFailedError) or (is_unrecoverable(error) and not isinstance(error, FencedError)):
+        is_for_good = isinstance(error, (JobFailedError, StoreNotFoundError)) or is_unrecoverable(error)
+        if is_for_good and not isinstance(error, FencedError):
             raise error
         if not self._is_failing:
             self._is_failing = True

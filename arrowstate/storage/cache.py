@@ -14,6 +14,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 import struct
 import threading
 import uuid
@@ -33,6 +34,9 @@ from arrowstate_formats import system
 
 _CHECKSUM_BYTES = 16
 _TEMPORARY = ".tmp-"
+# Whatever else is in the folder is not of the cache.
+_IS_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}").fullmatch
+_IS_COPY = re.compile(r"[0-9a-f]{64}").fullmatch
 _LOCK = ".lock"
 _COUNTED = struct.Struct("<qq")
 _SHARE = 16
@@ -157,7 +161,7 @@ class FileCache:
         """Remove the files that processes which died had not filled; errors as for `forget`."""
         with storage_errors(str(self.folder)), suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             for entry in entries:
-                if entry.name.startswith(_TEMPORARY):
+                if _IS_TEMPORARY(entry.name):
                     with suppress(FileNotFoundError):
                         _remove_if_abandoned(Path(entry.path))
 
@@ -223,9 +227,11 @@ class FileCache:
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
-                    if entry.name.startswith(_TEMPORARY):
+                    if not entry.is_file(follow_symlinks=False):
+                        continue
+                    if _IS_TEMPORARY(entry.name):
                         _remove_if_abandoned(Path(entry.path))
-                    elif entry.name not in (_LOCK, replaced):
+                    elif _IS_COPY(entry.name) and entry.name != replaced:
                         status = entry.stat()
                         kept.append((status.st_mtime_ns, status.st_size, entry.path))
         total = sum(item[1] for item in kept)

@@ -1,10 +1,13 @@
 """Leases of jobs, and those who stand by: who takes over when, and what one that was taken over from still does."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ import pytest
 
 import arrowstate
 import standby_rounds
-from arrowstate.errors import FencedError, JobFailedError
+from arrowstate.errors import FencedError, JobFailedError, StoreNotFoundError
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.jobs import newest_report, read_report, report_of
 from arrowstate.runtime import GeneratorSource, Job, OutputTable, PostgresSink, Restart, Sink, TableSource
@@ -102,6 +105,33 @@ def test_the_clock_of_the_job_says_nothing_to_those_who_stand_by(watched, skew_m
     clock.now_ms += 1
 
     assert (before, watch.is_over()) == (False, True)
+
+
+def test_a_clock_that_is_set_back_ends_no_lease(tmp_path, monkeypatch):
+    real = time.time_ns
+    with (
+        declared(tmp_path, endless()).start(mode="threads") as running,
+        declared(tmp_path, endless()).stand_by(mode="threads") as standby,
+    ):
+        for minutes in (1, 2, 3):
+            monkeypatch.setattr(time, "time_ns", lambda back=minutes * 60 * 10**9: real() - back)
+            with pytest.raises(TimeoutError):
+                standby.wait(timeout_ms=3 * LEASE_MS)
+        assert running.status().state == "running"
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_one_who_stands_by_at_a_store_that_is_made_anew_says_so(tmp_path, is_running):
+    store = tmp_path / "store"
+    arrowstate.open_store(store, create=True)
+    with declared(store, endless()).stand_by(mode="threads") as standby:
+        shutil.rmtree(store)
+        arrowstate.open_store(store, create=True)
+        with (
+            declared(store, endless()).start(mode="threads") if is_running else nullcontext(),
+            pytest.raises(StoreNotFoundError, match="open that one anew"),
+        ):
+            standby.wait(timeout_ms=20_000)
 
 
 def test_another_writer_has_the_time_of_a_lease_from_when_it_is_seen(watched):

@@ -130,6 +130,23 @@ def test_the_least_recently_used_copies_make_room(tmp_path):
     assert kept.to_pybytes() == b"a" * 1000
 
 
+def test_what_else_is_in_the_folder_stays_and_is_in_nobodys_way(tmp_path):
+    cache = FileCache(tmp_path, 1_000)
+    others = [tmp_path / name for name in ("lost+found", "report.parquet", ".tmp-of-others")]
+    others[0].mkdir()
+    for other in others[1:]:
+        other.write_bytes(bytes(900))
+    for other in others:
+        os.utime(other, (1, 1))
+    source = Source(**{f"f{number}": bytes(200) for number in range(12)})
+
+    for name in source.contents:
+        source.open(cache, name)
+
+    assert all(other.exists() for other in others)
+    assert 1 <= len(copies(cache)) - 2 <= 4
+
+
 @pytest.mark.parametrize("room", [10_000, 400], ids=["with room", "full"])
 def test_the_folder_is_not_walked_for_every_file(tmp_path, monkeypatch, room):
     cache = FileCache(tmp_path, room * (100 + 16))
@@ -394,7 +411,7 @@ def test_a_copy_of_another_version_is_fetched_again(cache):
 
 def test_a_sweep_removes_what_a_process_that_died_was_filling_and_nothing_else(cache):
     Source(a=b"abc").open(cache, "a")
-    left_behind = cache.folder / ".tmp-0123"
+    left_behind = cache.folder / f".tmp-{0:032x}"
     left_behind.write_bytes(b"half of a file")
 
     with cache.new_file("b") as file:
