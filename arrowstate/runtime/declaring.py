@@ -16,7 +16,7 @@ from arrowstate.runtime.graph import Graph
 from arrowstate.schema.keys import to_type
 from arrowstate.schema.operator_state import BroadcastStateDescriptor
 from arrowstate.schema.times import timestamp_array
-from arrowstate.schema.types import CONVERSION_ERRORS, check_type, type_parts
+from arrowstate.schema.types import CONVERSION_ERRORS, check_type, is_mixed_up, type_parts
 from arrowstate.state.backend.keyed import KeyedStateBackend
 
 
@@ -36,10 +36,13 @@ def check_stored(of: str, schema: pa.Schema) -> None:
 
 
 def check_exchanged(of: str, schema: pa.Schema) -> None:
-    """Refuse columns whose rows cannot go to another subtask: Arrow takes no rows of views and run ends by number."""
+    """Refuse columns whose rows cannot go to another subtask: Arrow takes no rows of views and run ends by number.
+
+    Those of fixed-size lists in fixed-size lists it takes from other places.
+    """
     for field in schema:
         for part in _layouts(field.type):
-            if remedy := _ROWS_FOR.get(part.id):
+            if remedy := "a list of lists" if is_mixed_up(part) else _ROWS_FOR.get(part.id):
                 raise InvalidInputError(
                     f"{of}: column {field.name!r} is {field.type}, and rows of {part} cannot go from one subtask to "
                     f"another; make it {remedy} before, with map_batches"

@@ -53,7 +53,14 @@ def _why_not_stored(kind: pa.DataType) -> str | None:
             return f"{part} is not stored; use a scale of 0 to the precision"
         if (pa.types.is_fixed_size_list(part) and not part.list_size) or part == pa.binary(0):
             return f"{part} is not stored; use a size of at least 1"
+        if is_mixed_up(part):
+            return f"{part} is not stored: PyArrow mixes its rows up; use a list of lists, or one of all its values"
     return None
+
+
+def is_mixed_up(kind: pa.DataType) -> bool:
+    """Whether PyArrow gives the values of other rows where it takes some of a slice: 26.0 does so of such lists."""
+    return bool(pa.types.is_fixed_size_list(kind) and pa.types.is_fixed_size_list(kind.value_type))
 
 
 def type_parts(kind: pa.DataType) -> Iterator[pa.DataType]:
@@ -188,7 +195,27 @@ def safe_cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
 def cast_by_names(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return an array in another type as Arrow's safe cast does; fields of structs may come in any order."""
     ordered = _in_order_of(kind, values.type)
-    return pc.cast(values if ordered == values.type else _reordered(values, ordered), kind, safe=True)
+    if values.offset and pa.types.is_nested(values.type) and pa.null() in type_parts(values.type):
+        # Of a slice, Arrow gives what is below a struct the wrong length where that has no type.
+        values = pa.concat_arrays([values])
+    out = pc.cast(values if ordered == values.type else _reordered(values, ordered), kind, safe=True)
+    if any(map(pa.types.is_map, type_parts(kind))):
+        _count_nulls_of_keys(out)
+    return out
+
+
+def _count_nulls_of_keys(values: pa.Array) -> None:
+    """Have Arrow know that the keys of maps are no nulls: PyArrow before 26 aborts where it has not counted them."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        parts = [values.field(number) for number in range(kind.num_fields)]
+    elif pa.types.is_map(kind):
+        parts = [values.keys, values.items]
+        assert parts[0].null_count == 0
+    else:
+        parts = [values.values] if pa.types.is_nested(kind) else []
+    for part in parts:
+        _count_nulls_of_keys(part)
 
 
 @functools.cache

@@ -38,6 +38,7 @@ LAYOUTS = {
     "list_view": pa.array([[1], [2, 3], None], pa.list_view(pa.int64())),
     "large_list_view": pa.array([[1], [2, 3], None], pa.large_list_view(pa.int64())),
     "run_end_encoded": RUNS,
+    "matrix": pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]], None], pa.list_(pa.list_(pa.int64(), 2), 2)),
     "dictionary of views": pa.DictionaryArray.from_arrays(pa.array([0, 0, 1]), WORDS.cast(pa.string_view())),
 }
 NOT_STORED = {**LAYOUTS, "dictionary": WORDS.dictionary_encode(), "interval": INTERVALS, "union": UNION}

@@ -21,6 +21,8 @@ UNSTORED = [
     pa.struct([]),
     pa.string_view(),
     pa.list_(pa.binary_view()),
+    pa.list_(pa.list_(pa.int8(), 2), 2),
+    pa.struct([("a", pa.list_(pa.list_(pa.list_(pa.int8()), 2), 2))]),
     pa.decimal128(5, -2),
     pa.struct([("a", pa.decimal256(5, 6))]),
     pa.binary(0),

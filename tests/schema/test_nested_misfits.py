@@ -73,6 +73,26 @@ def test_fields_of_arrow_data_are_found_by_their_names_and_may_be_missing():
     assert state.get_batch(["ann"]).to_pylist() == [{"low": 1.5, "high": 1e300, "at": None}]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_maps_with_keys_of_a_narrower_type_become_those_of_the_state(first):
+    _, state = state_of(pa.struct({"m": pa.map_(pa.int64(), pa.string())}))
+    narrow = pa.array([{"m": [(1, "x")]}, {"m": [(2, "y")]}], pa.struct({"m": pa.map_(pa.int32(), pa.string())}))
+
+    state.update_batch(["ann", "bob"][first:], narrow.slice(first))
+
+    assert state.get_batch(["bob"]).to_pylist() == [{"m": [(2, "y")]}]
+
+
+def test_a_slice_of_structs_with_a_part_of_no_type_is_that_slice():
+    inner = pa.struct({"x": pa.null()})
+    _, state = state_of(pa.struct({"a": inner, "b": pa.int64()}))
+    values = pa.array([{"a": {"x": None}, "b": n} for n in range(6)], pa.struct({"a": inner, "b": pa.int32()}))
+
+    state.update_batch(["ann", "bob"], values.slice(4))
+
+    assert state.get_batch(["ann", "bob"]).to_pylist() == [{"a": {"x": None}, "b": n} for n in (4, 5)]
+
+
 def test_a_number_that_became_infinite_is_found_in_fields_of_another_order():
     numbers = pa.struct({"low": pa.float32(), "high": pa.float64()})
     _, state = state_of(numbers)

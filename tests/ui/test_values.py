@@ -12,6 +12,7 @@ import pytest
 
 import arrowstate
 from arrowstate.ui.shown import Room, as_cell, as_text, cells
+from early_versions import is_before
 from stores import commit
 
 from .conftest import Visit
@@ -91,6 +92,7 @@ def test_floats_that_are_not_finite_are_told_from_null_everywhere(odd):
     assert table[1:] == [["-Infinity", ""], ["Infinity", "[]"], ["NaN", '["Infinity", null]']]
 
 
+@pytest.mark.skipif(is_before("duckdb", (2,)), reason="an early DuckDB takes no zero in a query")
 def test_an_empty_cell_of_csv_is_null_and_two_quotes_are_the_empty_text(odd):
     query = "select * from (values (null), (''), (' '), ('\x00')) t(a)"
 
