@@ -15,6 +15,9 @@ from arrowstate_formats.errors import InvalidInputError
 from arrowstate_formats.state_columns import inner_fields, with_inner_fields
 from arrowstate_formats.stored_types import converted, same_type
 
+_IS_EARLY = int(pa.__version__.partition(".")[0]) < 26
+"""Whether this PyArrow may refuse to write lists that have elements and are null, or below a null; 22 does."""
+
 
 def parquet_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema under which columns of `schema` stand in a Parquet file, without metadata."""
@@ -25,7 +28,9 @@ def to_parquet(batch: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
     """Return the batch in `stored`, which is its `parquet_schema`, with or without field ids."""
     pairs = zip(batch.columns, stored, strict=True)
     columns = [
-        column if column.type == field.type and not _hides_nulls(column) else converted(column, field.type)
+        converted(column, field.type)
+        if column.type != field.type or _hides_nulls(column) or (_IS_EARLY and _hides_elements(column))
+        else column
         for column, field in pairs
     ]
     return pa.RecordBatch.from_arrays(columns, schema=stored)
@@ -84,6 +89,23 @@ def _hides_nulls(array: pa.Array) -> bool:
         (part.null_count and not field.nullable) or _hides_nulls(part)
         for (_, field), part in zip(inner, parts, strict=True)
     )
+
+
+def _hides_elements(array: pa.Array) -> bool:
+    """Whether a list or a map is null, or stands below a struct that is, where it may have elements."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        parts = [array.field(number) for number in range(kind.num_fields)]
+        return any((array.null_count and _has_lists(part.type)) or _hides_elements(part) for part in parts)
+    if not pa.types.is_nested(kind):
+        return False
+    parts = [array.keys, array.items] if pa.types.is_map(kind) else [array.values]
+    return bool(array.null_count) or any(map(_hides_elements, parts))
+
+
+def _has_lists(kind: pa.DataType) -> bool:
+    inner = inner_fields(kind)
+    return bool(inner) and (not pa.types.is_struct(kind) or any(_has_lists(field.type) for _, field in inner))
 
 
 def _has_required(kind: pa.DataType) -> bool:

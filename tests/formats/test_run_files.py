@@ -19,6 +19,7 @@ import xxhash
 from msgspec.structs import replace
 
 from arrowstate_formats import CorruptDataError, InvalidInputError
+from arrowstate_formats.parquet_types import parquet_schema, to_parquet
 from arrowstate_formats.run_files import RunFile, RunFormat, checksum, frame_checksum, split_at_key_groups
 from arrowstate_formats.run_reading import read_arrow_batches, read_parquet_row_groups, read_run
 from arrowstate_formats.run_writing import write_run
@@ -422,3 +423,16 @@ def test_row_groups_follow_key_groups() -> None:
     assert len(run.batches) == 8
     for left, right in zip(run.batches, run.batches[1:], strict=False):
         assert left.max_hash >> 60 < right.min_hash >> 60
+
+
+def test_lists_below_a_null_struct_are_written_by_every_version(tmp_path: Path) -> None:
+    nulls = [number % 3 == 1 for number in range(30)]
+    maps = pa.array([[(number, 1)] for number in range(30)], pa.map_(pa.int64(), pa.int8()))
+    parts = [pa.array([[number] for number in range(30)]), maps]
+    structs = pa.StructArray.from_arrays(parts, ["items", "map"], mask=pa.array(nulls))
+    batch = pa.record_batch({"x": structs, "lists": structs.flatten()[0], "maps": structs.flatten()[1]})
+
+    stored = to_parquet(batch, parquet_schema(batch.schema))
+    pq.write_table(pa.Table.from_batches([stored]), tmp_path / "a.parquet")
+
+    assert pq.read_table(tmp_path / "a.parquet").to_pylist() == batch.to_pylist()

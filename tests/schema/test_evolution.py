@@ -77,7 +77,10 @@ def types(draw: st.DrawFn, depth: int = 3) -> pa.DataType:
         return pa.struct([_field(draw, name, draw(inner)) for name in names])
     if shape == "map":
         return pa.map_(draw(st.sampled_from(FLAT)), draw(inner))
-    return {"list": pa.list_, "large_list": pa.large_list, "pair": lambda kind: pa.list_(kind, 2)}[shape](draw(inner))
+    element = draw(inner)
+    if shape == "pair" and pa.types.is_fixed_size_list(element):
+        shape = "list"
+    return {"list": pa.list_, "large_list": pa.large_list, "pair": lambda kind: pa.list_(kind, 2)}[shape](element)
 
 
 def _field(draw: st.DrawFn, name: str, kind: pa.DataType) -> pa.Field:
