@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.schema.conversion import with_children
+from arrowstate.schema.conversion import check_keys, with_children
 from arrowstate_formats.arrow_types import type_to_json
 
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -195,7 +195,7 @@ def safe_cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
 def cast_by_names(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return an array in another type as Arrow's safe cast does; fields of structs may come in any order."""
     ordered = _in_order_of(kind, values.type)
-    if values.offset and pa.types.is_nested(values.type) and pa.null() in type_parts(values.type):
+    if pa.types.is_nested(values.type) and pa.null() in type_parts(values.type):
         # Of a slice, Arrow gives what is below a struct the wrong length where that has no type.
         values = pa.concat_arrays([values])
     out = pc.cast(values if ordered == values.type else _reordered(values, ordered), kind, safe=True)
@@ -211,7 +211,7 @@ def _count_nulls_of_keys(values: pa.Array) -> None:
         parts = [values.field(number) for number in range(kind.num_fields)]
     elif pa.types.is_map(kind):
         parts = [values.keys, values.items]
-        assert parts[0].null_count == 0
+        check_keys(parts[0])
     else:
         parts = [values.values] if pa.types.is_nested(kind) else []
     for part in parts:
