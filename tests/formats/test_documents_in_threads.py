@@ -132,6 +132,8 @@ def test_eight_threads_read_and_write_the_first_documents_of_a_process(first: st
         documents.reverse()
     given = pickle.dumps((documents, short_or_long(2, 50)))
 
-    done = subprocess.run([sys.executable, "-c", CHILD], input=given, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", CHILD], input=given, capture_output=True, check=False
+    )
 
     assert (done.returncode, done.stderr.decode()) == (0, "")
