@@ -149,6 +149,13 @@ def with_elements(array: pa.Array, kind: pa.DataType, element: Converter) -> pa.
     return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, children=[values])
 
 
+def list_of(kind: pa.DataType, field: pa.Field) -> pa.DataType:
+    """Return the type of lists, large or of a fixed size as those of another type, with other elements."""
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(field, kind.list_size)
+    return pa.large_list(field) if pa.types.is_large_list(kind) else pa.list_(field)
+
+
 def check_keys(keys: pa.Array) -> None:
     """Refuse nulls among the keys of maps, and have Arrow count them.
 
@@ -183,8 +190,5 @@ def with_children(array: pa.Array, change: Callable[[pa.Array, int], pa.Array]) 
         return with_entries(array, changed, lambda _: key, lambda _: item)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         values = change(array.values, 0)
-        field = kind.value_field.with_type(values.type)
-        if pa.types.is_fixed_size_list(kind):
-            return with_elements(array, pa.list_(field, kind.list_size), lambda _: values)
-        return with_elements(array, (pa.list_ if pa.types.is_list(kind) else pa.large_list)(field), lambda _: values)
+        return with_elements(array, list_of(kind, kind.value_field.with_type(values.type)), lambda _: values)
     return array

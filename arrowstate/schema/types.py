@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.schema.conversion import check_keys, with_children
+from arrowstate.schema.conversion import check_keys, list_of, with_children
 from arrowstate_formats.arrow_types import type_to_json
 
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -232,12 +232,8 @@ def _in_order_of(kind: pa.DataType, given: pa.DataType) -> pa.DataType:
         key, item = given.key_field, given.item_field
         key = key.with_type(_in_order_of(kind.key_type, key.type))
         return pa.map_(key, item.with_type(_in_order_of(kind.item_type, item.type)), given.keys_sorted)
-    for is_kind, make in ((types.is_list, pa.list_), (types.is_large_list, pa.large_list)):
-        if is_kind(given) and types.is_nested(kind) and not types.is_struct(kind) and not types.is_map(kind):
-            return make(given.value_field.with_type(_in_order_of(kind.value_type, given.value_type)))
-    if types.is_fixed_size_list(given) and types.is_fixed_size_list(kind):
-        value = given.value_field.with_type(_in_order_of(kind.value_type, given.value_type))
-        return pa.list_(value, given.list_size)
+    if is_list(given) and is_list(kind):
+        return list_of(given, given.value_field.with_type(_in_order_of(kind.value_type, given.value_type)))
     return given
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arrowstate.schema.conversion import with_elements, with_entries
+from arrowstate.schema.conversion import list_of, with_elements, with_entries
 
 Converter = Callable[[pa.Array], pa.Array]
 Leaf = Callable[[pa.DataType, bool], tuple[pa.DataType, Converter] | None]
@@ -103,7 +103,7 @@ def recast(kind: pa.DataType, leaf: Leaf, *, is_map_key: bool = False) -> tuple[
         element, convert = recast(kind.value_type, leaf)
         if convert is None:
             return kind, None
-        shown = _list_of(kind, kind.value_field.with_type(element))
+        shown = list_of(kind, kind.value_field.with_type(element))
         return shown, lambda array: with_elements(array, shown, convert)
     return leaf(kind, is_map_key) or (kind, None)
 
@@ -169,12 +169,6 @@ def _recast_map(kind: pa.MapType, leaf: Leaf) -> tuple[pa.DataType, Converter | 
 
 def _unchanged(array: pa.Array) -> pa.Array:
     return array
-
-
-def _list_of(kind: pa.DataType, field: pa.Field) -> pa.DataType:
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(field, kind.list_size)
-    return pa.large_list(field) if pa.types.is_large_list(kind) else pa.list_(field)
 
 
 def _digits(array: pa.Array) -> pa.Array:
