@@ -367,14 +367,19 @@ def test_a_broker_that_goes_away_is_waited_for():
         broker.stop()
 
 
-def test_the_end_of_a_transaction_is_passed_and_ends_a_bounded_partition(kafka, topic):
+def send_in_transaction(servers, topic, value):
+    """Send a message, after which the partition has the mark of its transaction."""
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": kafka, "transactional.id": topic})
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic})
     producer.init_transactions(10)
     producer.begin_transaction()
-    producer.produce(topic, b'{"n": 1}', partition=0)
+    producer.produce(topic, value, partition=0)
     producer.commit_transaction(10)
+
+
+def test_the_end_of_a_transaction_is_passed_and_ends_a_bounded_partition(kafka, topic):
+    send_in_transaction(kafka, topic, b'{"n": 1}')
     given = source(kafka, topic, is_bounded=True)
     reader = given.reader()
     reader.add(given.discover(()))
@@ -384,6 +389,31 @@ def test_the_end_of_a_transaction_is_passed_and_ends_a_bounded_partition(kafka, 
         items += [item for item in [reader.read(10)] if item is not None]
 
     assert [item.position for item in items if isinstance(item, Batch)] == [1, 2]
+    reader.close()
+
+
+def test_a_partition_that_waits_does_not_end_before_the_messages_that_came_after_a_transaction(kafka, topic):
+    send_in_transaction(kafka, topic, b'{"n": 1}')
+    given = source(kafka, topic, is_bounded=True)
+    reader, split = given.reader(), f"{topic}-0"
+    reader.add([found for found in given.discover(()) if found.id == split])
+    until(lambda: (item := reader.read(10)) is not None and getattr(item, "position", None) == 2)
+    send(kafka, topic, [{"n": 2}], 1)
+    reader.add([Split(f"{topic}-1", 0)])
+    time.sleep(0.5)  # so that messages of the other partition come first
+    send(kafka, topic, [{"n": 3}], 0)
+    time.sleep(0.5)
+
+    items = [reader.read(10)]
+    reader.pause({split})
+    items += [reader.read(10) for _ in range(5)]
+    reader.pause(())
+    until(lambda: items.append(reader.read(10)) or EndOfSplit(split) in items)
+
+    assert items[0].rows.to_pylist() == [{"n": 2}]
+    of_split = [item for item in items if item is not None and item.split == split]
+    assert [item.rows.to_pylist() for item in of_split[:-1]] == [[{"n": 3}]]
+    assert of_split[-1] == EndOfSplit(split)
     reader.close()
 
 

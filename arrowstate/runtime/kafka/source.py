@@ -325,8 +325,6 @@ class _KafkaReader(Reader):
     def __init__(self, source: KafkaSource) -> None:
         self._source = source
         self._consumer: Consumer | None = None
-        self._ended: list[str] = []
-        "Partitions of a bounded source that were read to their end, which nobody was told yet."
         self._next: dict[str, int] = {}
         "By partition the offset of the next message to give out."
         self._runs: dict[str, list[Message]] = {}
@@ -362,17 +360,15 @@ class _KafkaReader(Reader):
     def _at_end(self) -> Batch | EndOfSplit | None:
         """Return what is to be said of partitions that have no more messages now."""
         for id in [id for id in self._reached if id not in self._runs and id not in self._paused]:
-            offset = self._reached.pop(id)
-            if self._source.is_bounded:
-                self._ended.append(id)
+            offset = self._reached[id]
             if offset > self._next[id]:
                 # What is at the end is no message: a transaction leaves its mark in the log.
                 self._next[id] = offset
                 return Batch(self._rows.none, id, offset)
-        if self._ended:
-            id = self._ended.pop()
-            self._drop(id)
-            return EndOfSplit(id)
+            del self._reached[id]
+            if self._source.is_bounded:
+                self._drop(id)
+                return EndOfSplit(id)
         return None
 
     def _take(self, count: int) -> None:
@@ -409,7 +405,6 @@ class _KafkaReader(Reader):
 
         assert self._consumer is not None
         self._next.pop(id)
-        self._reached.pop(id, None)
         self._consumer.incremental_unassign([TopicPartition(*parts_of(id))])
 
     def _hear(self, message: Message) -> None:
