@@ -25,7 +25,7 @@ from arrowstate.spark.workers import own_python, spare_collector
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["quoted", "run_tasks", "subtask_expression", "values_of_partitions"]
+__all__ = ["divided", "quoted", "run_tasks", "subtask_expression", "values_of_partitions"]
 
 R = TypeVar("R")
 
@@ -73,7 +73,7 @@ def subtask_expression(key: Sequence[str], parallelism: int, max_parallelism: in
     return f"CAST(({group} * {parallelism}L) DIV {max_parallelism}L AS INT)"
 
 
-def _divided(rows: DataFrame, parallelism: int, subtask: str) -> DataFrame:
+def divided(rows: DataFrame, parallelism: int, subtask: str) -> DataFrame:
     """Return rows of which each partition has those of one subtask, in its place."""
     if hasattr(rows, "repartitionById"):
         return rows.repartitionById(parallelism, sf.expr(subtask))
@@ -139,7 +139,7 @@ def run_tasks(
     places = {name: f"c{number}" for number, name in enumerate(columns)}
     subtask = subtask_expression([places[name] for name in key], plan.parallelism, plan.max_parallelism)
     rows = frame.select(*(column.alias(places[name]) for name, column in columns.items()))
-    rows = _divided(rows, plan.parallelism, subtask)
+    rows = divided(rows, plan.parallelism, subtask)
     if order_by:
         rows = rows.sortWithinPartitions(*(places[name] for name in order_by))
 

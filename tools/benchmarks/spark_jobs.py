@@ -270,11 +270,9 @@ def by_row_processor(stream: DataFrame, place: Path) -> DataStreamWriter:  # noq
 
 def nothing_kept(stream: DataFrame, place: Path) -> DataStreamWriter:  # noqa: ARG001
     """Spark's: the shuffle and the Python workers of a stateful operator, and no state."""
-    from pyspark.sql import functions as sf
+    from arrowstate.spark.routing import divided, subtask_expression
 
-    from arrowstate.spark.routing import subtask_expression
-
-    subtask = sf.expr(subtask_expression(["k"], PARALLELISM, MAX_PARALLELISM))
+    subtask = subtask_expression(["k"], PARALLELISM, MAX_PARALLELISM)
 
     def each_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = sum(batch.num_rows for batch in batches)
@@ -282,7 +280,7 @@ def nothing_kept(stream: DataFrame, place: Path) -> DataStreamWriter:  # noqa: A
 
     def each_batch(frame: DataFrame, batch_id: int) -> None:  # noqa: ARG001
         with own_python(frame.sparkSession):
-            frame.repartitionById(PARALLELISM, subtask).mapInArrow(each_task, "rows long").collect()
+            divided(frame, PARALLELISM, subtask).mapInArrow(each_task, "rows long").collect()
 
     return stream.writeStream.foreachBatch(each_batch)
 
