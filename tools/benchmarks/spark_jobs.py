@@ -339,6 +339,8 @@ def session(folder: Path) -> SparkSession:
     settings: dict[str, Any] = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # Spark keeps the state of queries that have ended for a while, which does not fit into its one GiB.
+        "spark.driver.memory": "4g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": str(PARALLELISM),
