@@ -79,7 +79,7 @@ def _from_text(kind: type[Any], value: Any) -> Any:
     return number
 
 
-_KEPT: KeptTexts[Document] = KeptTexts(8 << 20)
+_KEPT: KeptTexts[Document] = KeptTexts(24 << 20)
 """Of documents that are read again and again, those of late."""
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_to_text, order="deterministic")

@@ -10,12 +10,17 @@ from arrowstate_formats import system
 
 V = TypeVar("V")
 
+_VALUE_BYTES = 3
+"""What is made of a document takes about so many bytes of memory for each of its text, and that text."""
+_ENTRY_BYTES = 512
+"""What the smallest text takes, with its value and its place among the others."""
+
 
 class KeptTexts(Generic[V]):
     """Values by their text, the least recently used forgotten first; nobody may change a value."""
 
     def __init__(self, most_bytes: int) -> None:
-        """Keep texts of so many bytes; what is made of them takes a few times as much."""
+        """Keep texts and values that take about so many bytes of memory."""
         self._most_bytes = most_bytes
         self._begin()
         system.after_fork(self._begin)
@@ -37,7 +42,11 @@ class KeptTexts(Generic[V]):
         """Keep the value of a text."""
         with self._lock:
             if text not in self._values:
-                self._bytes += len(text)
+                self._bytes += _cost(text)
             self._values[text] = value
             while self._bytes > self._most_bytes:
-                self._bytes -= len(self._values.popitem(last=False)[0])
+                self._bytes -= _cost(self._values.popitem(last=False)[0])
+
+
+def _cost(text: bytes) -> int:
+    return _VALUE_BYTES * len(text) + _ENTRY_BYTES

@@ -44,7 +44,7 @@ _ID_FIRST = b'{"id":"'
 _FIELDS = [field.name for field in msgspec.structs.fields(RunDocument) if field.name != "batches"]
 
 
-_KEPT: KeptTexts[BatchList] = KeptTexts(32 << 20)
+_KEPT: KeptTexts[BatchList] = KeptTexts(64 << 20)
 
 
 def _batches(text: bytes) -> BatchList:

@@ -1,5 +1,6 @@
 """Manifests whose lists of batches were decoded before: as strict as any other, and the same documents."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -101,14 +102,23 @@ def test_what_decode_refuses_or_takes_it_refuses_or_takes_too(
     assert outcome(decode_manifest, changed) == outcome(lambda text: decode(text, ManifestDocument), changed)
 
 
-def test_no_more_text_is_kept_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: KeptTexts[Any] = KeptTexts(100_000)
-    monkeypatch.setattr(manifest_text, "_KEPT", kept)
+@pytest.mark.parametrize("batches", [1, 20, 300])
+def test_no_more_memory_is_kept_than_is_said(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
+    most = 1 << 20
+    monkeypatch.setattr(manifest_text, "_KEPT", KeptTexts(most))
+    data, last = encode(manifest(batches)), b'"%d"'
+    decode_manifest(data)
+    tracemalloc.start()
+    try:
+        before, held = tracemalloc.get_traced_memory()[0], []
+        # Lists that differ in their last hash, of more text than there is room for.
+        for number in range(2 * most // (200 * batches)):
+            decode_manifest(data.replace(last % (9 * batches - 1), last % (1 << 40 | number)))
+            held.append(tracemalloc.get_traced_memory()[0] - before)
+    finally:
+        tracemalloc.stop()
 
-    for batches in range(260, 280):
-        decode_manifest(encode(manifest(batches)))
-
-    assert 0 < kept._bytes == sum(map(len, kept._values)) <= 100_000
+    assert most / 2 < max(held) < most * 1.2
 
 
 def test_what_is_no_text_of_a_manifest_is_corrupt() -> None:
