@@ -24,6 +24,7 @@ from arrowstate.runtime.sources.files import FileSource
 from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource, TableSource
 from arrowstate.testing import SourceConformance
 from early_versions import is_before
+from faulty_proxy import FORBID, faulty_proxy
 from long_form import short_or_long
 
 NUMBERS = pa.schema({"n": pa.int64()})
@@ -198,6 +199,41 @@ def test_files_of_a_bucket_are_read_as_local_ones(bucket: dict[str, Any], tmp_pa
     files.pipe_file("bucket/input/a.parquet", b"another file")
     with pytest.raises(SourceError, match="changed after it was begun"):
         first_read(source, Split("a.parquet", position))
+
+
+@pytest.fixture
+def days(bucket: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """A bucket with a file and the marker of a folder for each of two days."""
+    import s3fs
+
+    files = s3fs.S3FileSystem(**bucket)
+    write_parquet(tmp_path / "a", ROWS)
+    for day in ("01", "02"):
+        # As the console of S3 makes a folder.
+        files.pipe_file(f"bucket/days/2026-{day}/", b"")
+        files.put_file(str(tmp_path / "a"), f"bucket/days/2026-{day}/a.parquet")
+    return bucket
+
+
+@pytest.mark.parametrize("pattern", ["", "/*/*.parquet", "/2026-*/a.*", "/**/a.parquet", "/2026-0[12]/*"])
+def test_what_marks_a_folder_of_a_bucket_is_no_file(days: dict[str, Any], pattern: str) -> None:
+    source = FileSource(f"s3://bucket/days{pattern}", storage_options=days)
+
+    assert [split.id for split in source.discover(())] == ["2026-01/a.parquet", "2026-02/a.parquet"]
+
+
+@pytest.mark.parametrize("pattern", ["", "/*/*.parquet", "/2026-*/a.*"])
+def test_a_folder_of_a_bucket_that_cannot_be_listed_is_told(days: dict[str, Any], pattern: str) -> None:
+    with faulty_proxy(days["endpoint_url"]) as proxy:
+        options = {**days, "endpoint_url": proxy.endpoint}
+        source = FileSource(f"s3://bucket/days{pattern}", schema=ROWS.schema, storage_options=options)
+        source.discover(())
+        # The last of them is of a folder, if each is listed by itself.
+        listing = [request for request in proxy.requests if "list-type=2" in request][-1]
+        proxy.fail(FORBID, "GET", listing.partition("?")[2].partition("&delim")[0])
+
+        with pytest.raises(PermissionError):
+            source.discover(())
 
 
 def test_an_iterator_is_made_at_the_row_of_the_position() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import glob
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -17,6 +18,7 @@ from typing import Any, Literal, get_args
 import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import glob_translate
 
 from arrowstate.errors import InvalidInputError, SourceError
 from arrowstate.runtime.connectors import Reader, Source, Split
@@ -73,7 +75,8 @@ class FileSource(Source):
     -----
     A position is a struct: `row` int64, the number of the next row in the file; `size_bytes` int64 and `version`
     string, of the file when it was begun. To go on inside a file, Parquet reads from the row group of the row, Arrow
-    from its record batch; CSV and JSON are parsed from the beginning.
+    from its record batch; CSV and JSON are parsed from the beginning. A look for files of a pattern in a bucket lists
+    all that is below the part before its first `*`, `?` or `[`.
 
     Examples
     --------
@@ -169,12 +172,19 @@ class _Folder:
     def list(self) -> dict[str, dict[str, Any]]:
         """Return what the filesystem says of each file that is not left out."""
         self._files.invalidate_cache()
-        search = self._files.glob if self.is_pattern else self._files.find
         try:
-            found = search(self._path, detail=True)
+            if self.is_pattern and self.is_local:
+                found = self._files.glob(self._path, detail=True)
+            else:
+                found = self._files.find(self._root, detail=True)
         except _NotListedError as error:
             raise error.error from None
-        names = {self._name(path): info for path, info in found.items()}
+        if self.is_pattern and not self.is_local:
+            # The `glob` of a bucket passes over a folder that it may not list, or not now; `find` raises.
+            fits = re.compile(glob_translate(self._path)).match
+            found = {path: info for path, info in found.items() if fits(path)}
+        # The name of an object that marks a folder ends with a slash.
+        names = {self._name(path): info for path, info in found.items() if not path.endswith("/")}
         # A file that is the path itself is not hidden by its name.
         is_one = list(found) == [self._root] and not self.is_pattern
         shown = {name: info for name, info in names.items() if name and (is_one or not _is_hidden(name))}
