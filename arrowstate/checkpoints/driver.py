@@ -312,11 +312,19 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
             flight.attempt = self._writer.freeze(
                 self._operators, operator_states=self._operator_states, allow_dropped_state=self._allow_dropped_state
             )
+            self._compaction.plan()
+            self._write(id, flight, format)
         except BaseException as error:
+            # What is written already has nobody to tell: the next checkpoint must not wait for it.
             flight.unfrozen = error
-            self.cancel(f"the backends could not be frozen: {error}", checkpoint_id=id)
+            what = "the backends could not be frozen" if flight.attempt is None else "its writing could not begin"
+            self.cancel(f"{what}: {error}", checkpoint_id=id)
             raise
-        self._compaction.plan()
+        return PendingCheckpoint(self, id, action.kind, flight)
+
+    def _write(self, id: int, flight: Flight[SnapshotT], format: RunFormat) -> None:
+        """Have other threads write what is frozen."""
+        assert flight.attempt is not None, "it is written after it was frozen"
         cancelled = flight.cancelled.is_set
         if flight.target is not None:
             frozen = flight.attempt.frozen
@@ -339,7 +347,6 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
             for part in self._parts:
                 write = partial(self._writer.write, flight.attempt, part, format=format, cancelled=cancelled)
                 self._writers.submit(write).add_done_callback(partial(self._written, id, flight, part))
-        return PendingCheckpoint(self, id, action.kind, flight)
 
     def _saved(self, id: int, flight: Flight[SnapshotT], future: Future[LogEntryDocument]) -> None:
         """A savepoint is written as a whole, and then there: its subtasks have nothing left to commit."""

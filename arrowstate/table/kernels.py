@@ -366,12 +366,16 @@ def _clear_bits(bits: Any, rows: Any, first_row: Any, cleared: Any) -> Any:
         bits[row >> _3] = before & ~mask
         cleared[count] = rows[i]
         count += int((before & mask) != 0)
+    if count < rows.size:
+        cleared[count] = -1
     return count
 
 
-def clear_bits(bits: Bits, rows: Ints, first_row: int) -> Ints:
-    """Clear the bit of each row, counted from `first_row`; return the rows whose bits were set before."""
-    cleared = np.empty(rows.size, dtype=np.int64)
+def clear_bits(bits: Bits, rows: Ints, first_row: int, cleared: Ints) -> Ints:
+    """Clear the bit of each row, counted from `first_row`; return the rows whose bits were set before.
+
+    They are the beginning of `cleared`, which has room for all rows; if there are fewer, -1 follows them.
+    """
     return cleared[: _clear_bits(bits, rows, first_row, cleared)]
 
 

@@ -209,11 +209,15 @@ class Run:
         parts = zip(self.segments, lows, highs, strict=True)
         return [(segment, int(low), int(high)) for segment, low, high in parts if low < high]
 
-    def kill(self, rows: Ints) -> Ints:
-        """Mark rows dead; return those that were live before."""
-        killed: Ints = kernels.clear_bits(self.live, rows, self.first_row)
-        self.live_rows -= killed.size
-        return killed
+    def kill(self, rows: Ints, killed: Ints | None = None) -> Ints:
+        """Mark rows dead; return those that were live before.
+
+        They are in `killed` too, before its first -1, when an interrupt comes before this returns.
+        """
+        room = np.empty(rows.size, np.int64) if killed is None else killed
+        found: Ints = kernels.clear_bits(self.live, rows, self.first_row, room)
+        self.live_rows -= found.size
+        return found
 
     def updated_up_to(self, time: int) -> Ints:
         """Return the rows, live or dead, whose last column, the time of their last update, is up to a time."""
@@ -224,10 +228,9 @@ class Run:
         return np.concatenate(parts)
 
     def revive(self, rows: Ints) -> None:
-        """Mark rows live that `kill` has returned."""
+        """Mark rows live that `kill` has returned; how many rows are live is set by the caller."""
         bits = rows - self.first_row
         np.bitwise_or.at(self.live, bits >> 3, np.left_shift(1, bits & 7).astype(np.uint8))
-        self.live_rows += rows.size
 
     def with_conversion(self, convert: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Run:
         """Return the run in the columns that `convert` makes of its batches; it takes the place of this one."""

@@ -161,6 +161,8 @@ class TableMark(Struct, frozen=True):
     """A table at one moment, to which it can go back."""
 
     runs: tuple[Run, ...]
+    live_rows: tuple[int, ...]
+    "Of each run."
     killed: int
     "How many changes were in the journal of rows that were dropped."
 
@@ -227,9 +229,11 @@ class Table:
 
     def kill(self, run: Run, rows: Ints) -> None:
         """Drop rows of one of the runs."""
-        killed = run.kill(rows)
+        # Noted before: after an interrupt at whatever instruction, what was dropped can be taken back.
+        room = np.full(rows.size, -1, dtype=np.int64)
+        self._killed.note((run, room))
+        killed = run.kill(rows, room)
         if killed.size:
-            self._killed.note((run, killed))
             self._dropped += killed.size
             for merging in self._merging:
                 for number, source in enumerate(merging.runs):
@@ -241,7 +245,8 @@ class Table:
 
         It costs nothing that grows with the rows held: from now on the rows that are dropped are remembered.
         """
-        return TableMark(tuple(self._runs), self._killed.begin())
+        runs = tuple(self._runs)
+        return TableMark(runs, tuple(run.live_rows for run in runs), self._killed.begin())
 
     def keep(self) -> None:
         """Give up the latest mark; the table stays as it is."""
@@ -250,9 +255,14 @@ class Table:
     def go_back(self, mark: TableMark) -> None:
         """Give up the latest mark; make the table what it was when it was taken."""
         revived = set()
-        for run, rows in self._killed.undone(mark.killed):
-            run.revive(rows)
-            revived.add(id(run))
+        for run, room in self._killed.undone(mark.killed):
+            ends = np.flatnonzero(room < 0)
+            rows = room[: ends[0]] if ends.size else room
+            if rows.size:
+                run.revive(rows)
+                revived.add(id(run))
+        for run, live_rows in zip(mark.runs, mark.live_rows, strict=True):
+            run.live_rows = live_rows
         self._runs = list(mark.runs)
         # What was dropped from a merge does not come back to it.
         self._give_up([each for each in self._merging if any(id(run) in revived for run in each.runs)])
@@ -301,10 +311,12 @@ class Table:
         died = merge.died()
         if died is None:
             return False
-        self._runs = [run for run in self._runs if id(run) not in sources]
+        runs = [run for run in self._runs if id(run) not in sources]
         if merge.merged is not None:
             merge.merged.kill(died)
-            self._runs.append(merge.merged)
+            runs.append(merge.merged)
+        # At once: an interrupt before this has changed nothing that is read.
+        self._runs = runs
         return True
 
     def settle(self, *, expired_up_to: int | None = None) -> None:
@@ -375,9 +387,8 @@ class Table:
             return looked_at
         self._merging.remove(merging)
         sources = set(map(id, merging.runs))
-        self._runs = [run for run in self._runs if id(run) not in sources]
-        if merging.merged is not None:
-            self._runs.append(merging.merged)
+        runs = [run for run in self._runs if id(run) not in sources]
+        self._runs = runs if merging.merged is None else [*runs, merging.merged]
         if merging.in_steps:
             # Letting go of much memory at once takes long, too.
             self._replaced += [segment for run in merging.runs for segment in run.segments]

@@ -171,6 +171,22 @@ def test_checkpoints_end_where_there_is_no_thread_for_what_is_done_after_them(st
     assert len(refused) == 2
 
 
+def test_a_checkpoint_that_nobody_can_write_is_over_at_once(store, monkeypatch):
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    backend = backend_of()
+    options = arrowstate.CheckpointOptions(tolerated_failures=1)
+    with store.writer() as writer, writer.coordinator({"op": [backend]}, options=options) as checkpoints:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                checkpoints.trigger()
+
+        assert checkpoints.in_flight == ()
+        assert checkpoints.trigger().result(timeout_ms=60_000).checkpoint_id == 2
+
+
 def test_only_what_is_new_is_written_and_the_figures_are_in_the_log(store):
     backend = backend_of()
     add(backend)

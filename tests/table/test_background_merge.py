@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 from arrowstate import KeyedStateBackend, ListStateDescriptor, ReducingStateDescriptor, StorageFullError, TimeToLive
+from arrowstate.table import kernels
 from arrowstate.table.merging import MergePolicy
 from arrowstate.table.spill import SpillSink
 from stores import KEY, TOTAL, backend_of
@@ -99,6 +100,47 @@ def test_going_back_to_before_it_was_adopted_brings_the_sources_back(state):
     state.table.go_back(mark)
 
     assert values(state) == before
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Has an interrupt come right after bits were cleared."""
+    clear_bits = kernels.clear_bits
+
+    def clear_and_raise(*arguments):
+        clear_bits(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kernels, "clear_bits", clear_and_raise)
+        yield patched
+
+
+def test_an_interrupt_while_it_is_adopted_leaves_its_sources(state, interrupted):
+    merge = merge_of(state)
+    before = values(state)
+
+    with pytest.raises(KeyboardInterrupt):
+        state.table.adopt(merge)
+
+    interrupted.undo()
+    assert values(state) == before
+    assert state.table.adopt(merge)
+    assert values(state) == before
+
+
+def test_an_interrupt_after_rows_were_dropped_brings_them_back(state, interrupted):
+    before, rows = values(state), len(state)
+
+    for verb in (lambda: state.add_batch(range(5000), [1] * 5000), lambda: state.clear_batch(range(2500))):
+        with pytest.raises(KeyboardInterrupt):
+            verb()
+        assert (values(state), len(state)) == (before, rows)
+
+    interrupted.undo()
+    state.add_batch(range(5000), [1] * 5000)
+    assert values(state) == [1 if value is None else value + 1 for value in before]
+    assert len(state) == 5000
 
 
 def test_a_merge_that_was_not_run_is_not_adopted(state):
