@@ -156,6 +156,22 @@ class SinkConformance:
         other.close()
         sink.close()
 
+    def test_a_job_that_begins_with_a_savepoint_of_another_adds_what_waits_once(
+        self, sink: Sink, rows: pa.Table, visible: Callable[[], pa.Table]
+    ) -> None:
+        other = pickled(sink)
+        sink.open("a-store", "a-sink")
+        sink.commit(rows.slice(0, 3), _token(7))
+        sink.close()
+        other.open("another-store", "a-sink")
+
+        # Rows of a savepoint keep the name of the store that they were accepted in.
+        other.commit(rows.slice(0, 3), _token(7))
+        other.commit(rows.slice(3), Token("another-store", "a-sink", checkpoint_id=8, subtask=0))
+
+        assert counted(visible().to_batches()) == counted(rows.to_batches())
+        other.close()
+
     def test_it_is_pickled_while_it_is_open_and_closed_twice(
         self, sink: Sink, rows: pa.Table, visible: Callable[[], pa.Table]
     ) -> None:

@@ -5,6 +5,7 @@ import pyarrow.compute as pc
 import pytest
 
 import arrowstate
+from arrowstate.editing.forms import assigned
 from arrowstate.errors import ValueTypeError
 from arrowstate.table.columns import columns_equal
 from every_type import KINDS, any_bits, places, to_arrow
@@ -185,3 +186,11 @@ def test_names_that_need_quotes_and_such_that_duckdb_keeps_are_edited():
         assert rows == [{"From": "ann", **expected}, {"From": "bob", **expected}]
         assert found.lookup((uid, "l"), ["ann"])["rowid"].to_pylist()[0] is None
         assert sorted(found.lookup((uid, "l"), ["ann"])["rowid"].to_pylist()[1:]) == [8, 9]
+
+
+def test_a_time_of_day_is_taken_from_a_text_and_null_from_null():
+    texts = pa.array(["10:00:00.5", None, "23:59:59.999999999", "00:00:01"])
+
+    made = assigned(texts, pa.time64("ns"), "op.s")
+
+    assert made.cast(pa.int64()).to_pylist() == [36_000_500_000_000, None, 86_399_999_999_999, 1_000_000_000]

@@ -134,7 +134,7 @@ def test_bits_are_cleared_and_counted_as_numpy_does(flags, data):
     expected = np.array(flags)
     expected[rows] = False
 
-    cleared = kernels.clear_bits(bits, rows + 100, 100)
+    cleared = kernels.clear_bits(bits, rows + 100, 100, np.empty(rows.size, np.int64))
 
     assert bits.tolist() == bits_of(expected).tolist()
     assert sorted(cleared) == (np.flatnonzero(np.array(flags) & ~expected) + 100).tolist()

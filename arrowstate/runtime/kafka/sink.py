@@ -296,7 +296,7 @@ class KafkaSink(Sink):
             if self.guarantee == "exactly-once":
                 producer.init_transactions(self.client.timeout)
                 # Only now: whoever was shut out adds no token any more.
-                self._tokens = self._read_tokens(f"{store_id}/{uid}/")
+                self._tokens = self._read_tokens()
         except Exception as exception:
             error = error_of(exception)
             if error is None:
@@ -334,8 +334,11 @@ class KafkaSink(Sink):
             if error.name() != "TOPIC_ALREADY_EXISTS":
                 raise self.client.error(doing, error) from None
 
-    def _read_tokens(self, prefix: str) -> dict[str, int]:
-        """Return the newest checkpoint of each subtask whose rows were committed."""
+    def _read_tokens(self) -> dict[str, int]:
+        """Return the newest checkpoint of each store, sink and subtask whose rows were committed.
+
+        A job that begins with a savepoint may have rows that another job has committed, under the name of its store.
+        """
         from confluent_kafka import Consumer, KafkaException
 
         configuration = {
@@ -363,7 +366,7 @@ class KafkaSink(Sink):
                     raise KafkaException(error)
                 elif message is not None:
                     key = (message.key() or b"").decode(errors="replace")
-                    if key.startswith(prefix):
+                    if key.count("/") == 2:
                         tokens[key] = max(int(message.value() or b"0"), tokens.get(key, 0))
             return tokens
         finally:
