@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 
 def bytes_text(size: int) -> str:
     """Return a size with its unit, as `1.2 MB`."""
@@ -37,7 +39,8 @@ def shown(value: Any) -> Any:
     if isinstance(value, decimal.Decimal):
         # DuckDB's sums of integers are of this type.
         return int(value) if value.is_finite() and value.as_tuple().exponent == 0 else str(value)
-    if isinstance(value, float):
+    if isinstance(value, (float, np.floating)):
+        value = float(value)
         if math.isfinite(value):
             return value
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

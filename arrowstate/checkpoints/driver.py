@@ -315,7 +315,7 @@ class CheckpointCoordinator(Coordinator, Generic[SnapshotT]):
             self._compaction.plan()
             self._write(id, flight, format)
         except BaseException as error:
-            # What is written already has nobody to tell: the next checkpoint must not wait for it.
+            # Parts that other threads write already see that it is cancelled, and the next checkpoint waits for none.
             flight.unfrozen = error
             what = "the backends could not be frozen" if flight.attempt is None else "its writing could not begin"
             self.cancel(f"{what}: {error}", checkpoint_id=id)

@@ -246,7 +246,7 @@ def _time_of_text(array: pa.Array, kind: pa.DataType) -> pa.Array:
     parts = pc.extract_regex(array, r"^(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:\.(?P<f>\d{1,9}))?$")
     if parts.null_count > array.null_count:
         raise pa.ArrowInvalid(f"a time of day is given as 12:34:56.789, got {array.filter(parts.is_null())[0]}")
-    # `flatten` gives null for what is in no row; the fields themselves have empty texts there, before PyArrow 20.
+    # `flatten` has a null for each part of a null; the fields themselves have empty texts there.
     *texts, digits = parts.flatten()
     seconds = [text.cast(pa.int64()) for text in texts]
     fraction = pc.utf8_rpad(pc.fill_null(digits, "0"), width=9, padding="0").cast(pa.int64())

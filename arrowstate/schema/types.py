@@ -26,8 +26,8 @@ from arrowstate_formats.arrow_types import type_to_json
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What a conversion raises that does not go."""
 
-_KEEPS_PAIRS = int(pa.__version__.partition(".")[0]) < 20
-"""Whether this PyArrow has no arrays of Python values with dicts, but with pairs only."""
+_HAS_OTHER_VALUES = int(pa.__version__.partition(".")[0]) < 21
+"""Whether this PyArrow gives numbers of numpy for halves, and (before 20) pairs for maps, whatever it is asked for."""
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000}
 
 
@@ -317,24 +317,24 @@ def python_values(values: pa.Array | pa.RecordBatch) -> list[Any]:
 
     Raises a KeyError where a map has a key twice.
     """
-    if not _KEEPS_PAIRS:
+    if not _HAS_OTHER_VALUES:
         return cast(list[Any], values.to_pylist(maps_as_pydicts="strict"))
     array = values.to_struct_array() if isinstance(values, pa.RecordBatch) else values
-    return [_with_dicts(value, array.type) for value in array.to_pylist()]
+    return [_plain_value(value, array.type) for value in array.to_pylist()]
 
 
-def _with_dicts(value: Any, kind: pa.DataType) -> Any:
+def _plain_value(value: Any, kind: pa.DataType) -> Any:
     if value is None or not pa.types.is_nested(kind):
-        return value
+        return float(value) if isinstance(value, np.float16) else value
     if pa.types.is_struct(kind):
-        return {field.name: _with_dicts(value[field.name], field.type) for field in kind}
+        return {field.name: _plain_value(value[field.name], field.type) for field in kind}
     if not pa.types.is_map(kind):
-        return [_with_dicts(item, kind.value_type) for item in value]
+        return [_plain_value(item, kind.value_type) for item in value]
     found = {}
     for key, item in value:
         if key in found:
             raise KeyError(f"the key {key!r} stands twice in a map")
-        found[key] = _with_dicts(item, kind.item_type)
+        found[key] = _plain_value(item, kind.item_type)
     return found
 
 

@@ -116,6 +116,9 @@ def options_beside(storage: Storage, url_or_path: str | os.PathLike[str]) -> dic
 
 
 def _open_objects(protocol: str, given: str, options: Mapping[str, Any]) -> Storage:
+    if any(ord(character) < 32 or ord(character) == 127 for character in given):
+        # A parser of URLs leaves some of them out, and the rest would name another store.
+        raise InvalidInputError(f"a URL of {protocol} must not have tabs, line breaks or other control characters")
     # A client would take it and do nothing.
     _refuse_options(given, options.keys() & _MEMORY_OPTIONS, "only a storage in memory takes max_file_bytes")
     try:

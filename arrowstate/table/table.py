@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -313,9 +314,10 @@ class Table:
             return False
         runs = [run for run in self._runs if id(run) not in sources]
         if merge.merged is not None:
-            merge.merged.kill(died)
-            runs.append(merge.merged)
-        # At once: an interrupt before this has changed nothing that is read.
+            # A copy: after an interrupt the merge is what it was, and can be adopted again.
+            merged = replace(merge.merged, live=merge.merged.live.copy())
+            merged.kill(died)
+            runs.append(merged)
         self._runs = runs
         return True
 

@@ -9,7 +9,8 @@ import pytest
 
 from arrowstate.errors import InvalidInputError, KeyTypeError, NullKeyError, ValueTypeError
 from arrowstate.schema.keys import check_key_schema, key_columns, value_array
-from arrowstate.schema.types import CONVERSION_ERRORS, python_array, python_scalar
+from arrowstate.schema.types import CONVERSION_ERRORS, python_array, python_scalar, python_values
+from arrowstate.shown import shown
 
 STRUCT = pa.struct([("a", pa.int64()), ("b", pa.string())])
 TWO = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string(), nullable=False)])
@@ -368,3 +369,21 @@ def test_a_time_that_is_none_is_refused(kind, bad):
         value_array(values, kind, 1, "s")
     with pytest.raises(KeyTypeError):
         key_columns(values, one(kind))
+
+
+def test_halves_are_floats_at_any_depth():
+    halves = pa.array(np.array([1.5, 65504], np.float16))
+    rows = pa.RecordBatch.from_arrays(
+        [
+            halves,
+            pa.StructArray.from_arrays([halves], ["f"]),
+            pa.array([[one] for one in halves], pa.list_(halves.type)),
+        ],
+        names=["flat", "struct", "list"],
+    )
+
+    values = python_values(rows)
+
+    assert values == [{"flat": at, "struct": {"f": at}, "list": [at]} for at in (1.5, 65504.0)]
+    assert {type(value) for value in (values[1]["flat"], values[1]["struct"]["f"], values[1]["list"][0])} == {float}
+    assert shown(np.float16(65504)) == 65504.0

@@ -81,7 +81,7 @@ def test_a_file_is_no_folder(tmp_path, create):
     assert (tmp_path / "file").read_bytes() == b"abc"
 
 
-@pytest.mark.parametrize("given", ["", "a\0b"])
+@pytest.mark.parametrize("given", ["", "a\0b", "s3://bucket/one\ttwo", "gs://bucket/one\ntwo", "s3://buc\rket/x"])
 def test_a_path_that_is_none_is_refused(given):
     with pytest.raises(InvalidInputError):
         open_storage(given, create=True)

@@ -168,7 +168,7 @@ class AvroDecoder:
         self._registry = format.registry
         self._schema = format.schema
         self._own = _own(format.avro)
-        self._units = _units_of(*_parsed(format.avro))
+        self._units = _units_of(*_parsed(format.avro), with_aliases=True)
         self._written: dict[int, Any] = {}
         "By id the schema that messages were written with, or what is wrong with it."
         self._plan = plan_of(self._own, self._own, format.schema)
@@ -314,23 +314,29 @@ def _is_alike(given: pa.DataType, type: pa.DataType) -> bool:
     return any(test(given) and test(type) for test in tests)
 
 
-def _units_of(schema: Any, named: Mapping[str, Any], path: str = "", within: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return by the path of their field the logical types of times."""
+def _units_of(
+    schema: Any, named: Mapping[str, Any], path: str = "", within: tuple[str, ...] = (), *, with_aliases: bool = False
+) -> dict[str, str]:
+    """Return by the path of their field the logical types of times; with aliases, by the paths of these too."""
+    look = functools.partial(_units_of, named=named, with_aliases=with_aliases)
     if isinstance(schema, list):
-        return {place: unit for item in schema for place, unit in _units_of(item, named, path, within).items()}
+        return {place: unit for item in schema for place, unit in look(item, path=path, within=within).items()}
     if isinstance(schema, str):
-        return _units_of(named[schema], named, path, within) if schema in named else {}
+        return look(named[schema], path=path, within=within) if schema in named else {}
     if schema.get("name") in within:
         return {}
     if schema.get("logicalType") in _LOGICAL:
         return {path: schema["logicalType"]}
     inner = (*within, schema["name"]) if "name" in schema else within
     found: dict[str, str] = {}
-    for field in schema.get("fields", ()):
-        found.update(_units_of(field["type"], named, f"{path}.{field['name']}" if path else field["name"], inner))
+    fields = schema.get("fields", ())
+    # A name goes before an alias of another field.
+    places = [(alias, field) for field in fields if with_aliases for alias in field.get("aliases", ())]
+    for name, field in [*places, *((field["name"], field) for field in fields)]:
+        found.update(look(field["type"], path=f"{path}.{name}" if path else name, within=inner))
     for part in ("items", "values"):
         if part in schema:
-            found.update(_units_of(schema[part], named, path, inner))
+            found.update(look(schema[part], path=path, within=inner))
     return found
 
 

@@ -57,10 +57,11 @@ class ProtobufFormat(Format):
     """A Protobuf message, with a column for each of its fields.
 
     A field with presence (a message, `optional`, a part of a `oneof`) is null where it is not set; any other has its
-    default then. Enums are the names of their values, `google.protobuf.Timestamp` is a timestamp in nanoseconds, for
-    which a sink takes a time without a zone as one of UTC. Fields that the class does not know are passed over, as
-    Protobuf says. So all messages of a topic should be of this class: in Confluent's form a message says which of its
-    file it is, and that is passed over too, as Confluent's client for Python does.
+    default then. A row has a value for one field of a `oneof` at most. Enums are the names of their values,
+    `google.protobuf.Timestamp` is a timestamp in nanoseconds, for which a sink takes a time without a zone as one of
+    UTC. Fields that the class does not know are passed over, as Protobuf says. So all messages of a topic should be
+    of this class: in Confluent's form a message says which of its file it is, and that is passed over too, as
+    Confluent's client for Python does.
 
     Parameters
     ----------
@@ -267,7 +268,12 @@ def _fill(message: Any, row: Mapping[str, Any]) -> None:
         field = fields.fields_by_name.get(name) or fields.fields_by_camelcase_name.get(name)
         if field is None:
             raise ValueError(f"{fields.full_name} has no field {name!r}")
-        of = field.message_type
+        of, group = field.message_type, field.containing_oneof
+        if group is not None and (other := message.WhichOneof(group.name)) is not None:
+            raise ValueError(
+                f"{fields.full_name} has one of the fields of oneof {group.name!r}, and there are values for {other!r} "
+                f"and {field.name!r}"
+            )
         if of is not None and of.GetOptions().map_entry:
             _fill_map(getattr(message, field.name), of.fields_by_name["value"], value)
         elif of is not None and field.is_repeated:

@@ -193,6 +193,11 @@ class KafkaSink(Sink):
         if self._encode is None or not self._encode[0].equals(rows.schema):
             self._encode = rows.schema, _Messages(self, rows.schema)
         messages = self._encode[1]
+        if (token.store_id, token.uid) != self._name:
+            # Rows of a savepoint have the token of the job that took it. Its own producer is used for them, so that
+            # the two jobs shut each other out.
+            self.close()
+            self._name = token.store_id, token.uid
         for left in reversed(range(_TRIES)):
             try:
                 if self._producer is None:
@@ -296,7 +301,7 @@ class KafkaSink(Sink):
             if self.guarantee == "exactly-once":
                 producer.init_transactions(self.client.timeout)
                 # Only now: whoever was shut out adds no token any more.
-                self._tokens = self._read_tokens()
+                self._tokens = self._read_tokens(f"{store_id}/{uid}/")
         except Exception as exception:
             error = error_of(exception)
             if error is None:
@@ -334,11 +339,8 @@ class KafkaSink(Sink):
             if error.name() != "TOPIC_ALREADY_EXISTS":
                 raise self.client.error(doing, error) from None
 
-    def _read_tokens(self) -> dict[str, int]:
-        """Return the newest checkpoint of each store, sink and subtask whose rows were committed.
-
-        A job that begins with a savepoint may have rows that another job has committed, under the name of its store.
-        """
+    def _read_tokens(self, prefix: str) -> dict[str, int]:
+        """Return the newest checkpoint of each subtask whose rows were committed."""
         from confluent_kafka import Consumer, KafkaException
 
         configuration = {
@@ -366,7 +368,7 @@ class KafkaSink(Sink):
                     raise KafkaException(error)
                 elif message is not None:
                     key = (message.key() or b"").decode(errors="replace")
-                    if key.count("/") == 2:
+                    if key.startswith(prefix):
                         tokens[key] = max(int(message.value() or b"0"), tokens.get(key, 0))
             return tokens
         finally:
