@@ -192,6 +192,22 @@ def test_an_earlier_start_that_is_alive_is_shut_out_and_finds_its_token(kafka, t
     second.close()
 
 
+@pytest.mark.parametrize("first", ["the job", "the other"])
+def test_rows_of_a_savepoint_are_sent_once_while_the_job_that_took_it_goes_on(kafka, topic, first):
+    job, other = (sink(kafka, topic, token_topic=f"tokens-{topic}") for _ in range(2))
+    job.open("a-store", "a-sink")
+    other.open("another-store", "a-sink")
+
+    for each in (job, other) if first == "the job" else (other, job):
+        each.commit(ROWS.slice(0, 2), token(7))
+    other.commit(ROWS.slice(2, 2), Token("another-store", "a-sink", 8, 0))
+    job.commit(ROWS.slice(4), token(8))
+
+    assert sorted(row["n"] for row in values(kafka, topic)) == [0, 1, 2, 3, 4, 5]
+    for each in (job, other):
+        each.close()
+
+
 def test_an_open_transaction_of_another_job_hides_no_token(kafka, topic):
     from confluent_kafka import Producer
 
