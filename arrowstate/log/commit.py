@@ -252,9 +252,20 @@ def append_fence(
     clock_ms: Callable[[], int],
     properties: Mapping[str, Any],
 ) -> CommittedEntry | None:
-    """Append a fence to `newest`; return None if another writer has taken its number."""
+    """Append a fence to `newest`; return None if another writer has taken its number.
+
+    What is in doubt after an error is one number without files. Where the log has it, or has gone on from it, there is
+    nothing to be decided: None is returned, and the next fence goes above it.
+    """
     fence = next_fence(newest, commit_id=new_id(), now_ms=clock_ms(), properties=properties)
     assert newest is None or fence.writer_epoch > newest.document.writer_epoch, (
         "whoever wrote before finds a higher epoch than its own, and stops"
     )
-    return Commit(log.storage).append(log, fence)
+    try:
+        return Commit(log.storage).append(log, fence)
+    except CommitUnknownError:
+        with suppress(ArrowStateError, OSError):
+            found = log.latest()
+            if found is not None and found.document.number >= fence.number:
+                return None
+        raise

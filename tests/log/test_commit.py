@@ -1,5 +1,6 @@
 """What becomes of the files of a commit that fails, and of a fence that another writer comes before."""
 
+import errno
 import itertools
 from unittest import mock
 
@@ -10,6 +11,7 @@ from arrowstate.log.commit import Commit, append_fence, take_fence
 from arrowstate.log.commit_log import CommitLog
 from arrowstate.log.entries import next_fence
 from arrowstate.storage.registry import open_storage
+from arrowstate_formats import system
 
 NOT_COMMITTED = [FencedError(1, 2), CollectedError(["data/1"]), InvalidInputError("x"), StorageError("x", "y")]
 PERHAPS_COMMITTED = [CommitUnknownError("log/1", "c", "x", "y"), KeyboardInterrupt(), MemoryError()]
@@ -62,3 +64,34 @@ def test_a_fence_goes_above_every_entry_and_the_slower_of_two_goes_above_the_oth
     assert (before, lost, after) == (None, None, first)
     assert (first.document.writer_epoch, second.document.writer_epoch) == (1, 2)
     assert second.document.properties == {"who": "a test"}
+
+
+def test_a_fence_whose_number_was_taken_and_collected_within_the_call_is_lost_and_not_in_doubt(storage, monkeypatch):
+    ids = (f"{number:032x}" for number in itertools.count(1))
+    say = {"new_id": lambda: next(ids), "clock_ms": lambda: 5, "properties": {}}
+    first, _ = take_fence(CommitLog(storage), **say)
+    give_name = system.give_name
+
+    def taken(temporary, location):
+        monkeypatch.setattr(system, "give_name", give_name)
+        for _ in range(2):
+            take_fence(CommitLog(storage), **say)
+        try:
+            give_name(temporary, location)
+        finally:
+            # A collection deletes the entry that is in the way before this writer looks at it.
+            location.unlink()
+
+    monkeypatch.setattr(system, "give_name", taken)
+
+    assert append_fence(CommitLog(storage), first, **say) is None
+
+
+def test_a_fence_in_doubt_that_the_log_does_not_have_is_an_error(storage, monkeypatch):
+    def lost(*_):
+        raise OSError(errno.EIO, "the disk went away")
+
+    monkeypatch.setattr(system, "give_name", lost)
+
+    with pytest.raises(CommitUnknownError, match="the disk went away"):
+        append_fence(CommitLog(storage), None, new_id=lambda: "1" * 32, clock_ms=lambda: 5, properties={})

@@ -121,14 +121,15 @@ class KeyedStateBackend(Shown):
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         max_parallelism = check_max_parallelism(max_parallelism)
-        everything = KeyGroupRange(0, max_parallelism - 1)
-        if key_groups is not None and key_groups.end > everything.end:
+        if key_groups is None:
+            key_groups = KeyGroupRange(0, max_parallelism - 1)
+        elif key_groups.end >= max_parallelism:
             raise InvalidInputError(
-                f"key groups must be within 0 to {everything.end} at max parallelism {max_parallelism}, "
+                f"key groups must be within 0 to {max_parallelism - 1} at max parallelism {max_parallelism}, "
                 f"got {key_groups.start} to {key_groups.end}"
             )
         memory_budget_bytes = check_integer("memory_budget_bytes", memory_budget_bytes, 0, optional=True)
-        self._context = KeyContext(key, max_parallelism, everything if key_groups is None else key_groups, clock_ms)
+        self._context = KeyContext(key, max_parallelism, key_groups, clock_ms)
         spill_folder = Path(spill_dir) if spill_dir is not None else None
         self._budget = Budget(memory_budget_bytes, spill_folder, lambda: [s.table for s in self._states.values()])
         self._policy = merge_policy

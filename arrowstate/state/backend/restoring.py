@@ -31,7 +31,7 @@ from arrowstate.state.backend.rekeying import check_merge_rules, moves_keys, rek
 from arrowstate.storage.base import Storage
 from arrowstate.table.merging import MergePolicy
 from arrowstate_formats.documents import LogEntryDocument
-from arrowstate_formats.key_groups import check_max_parallelism, key_group_range
+from arrowstate_formats.key_groups import key_group_range
 
 _logger = logging.getLogger("arrowstate.state")
 
@@ -67,7 +67,7 @@ def restore_backend(
         before, key_fields = evolve_key(uid, operator.key, key, evolution or SchemaEvolution(), operator.states)
     elif evolution is not None:
         raise InvalidInputError("evolution says what becomes of the key; pass the new key too")
-    maximum = operator.max_parallelism if max_parallelism is None else check_max_parallelism(max_parallelism)
+    maximum = operator.max_parallelism if max_parallelism is None else max_parallelism
     key_groups = key_group_range(maximum, parallelism=parallelism, subtask=subtask)
     backend = KeyedStateBackend(
         key=key_schema_of(key_fields),
