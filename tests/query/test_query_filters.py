@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import arrowstate
-from arrowstate.query.duckdb.filters import Bounds, columns_of, evaluate, may_match, read_filter, values_of
+from arrowstate.query.duckdb.filters import Bounds, as_sql, columns_of, evaluate, may_match, read_filter, values_of
 
 A, B = pc.field("a"), pc.field("b")
 MIDNIGHT = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -215,3 +215,43 @@ def test_polars_finds_the_days_before_a_time_of_day(name):
     condition = pl.col(name).cast(pl.Datetime("ms")) < NOON if name == "d32" else pl.col(name) < NOON
 
     assert snapshot["op.v"].lazy().filter(condition).collect().height == 2
+
+
+def test_nan_is_the_greatest_number_of_sql_in_conditions_and_edits(tmp_path):
+    value = pa.struct([("d", pa.float64()), ("deep", pa.struct([("f", pa.float32())]))])
+    numbers = {"a": 1.5, "b": math.nan, "c": 3.0, "e": math.inf, "n": None}
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.string())]), max_parallelism=8)
+    backend.state(arrowstate.ValueStateDescriptor("v", value)).update_batch(
+        list(numbers), pa.array([{"d": number, "deep": {"f": number}} for number in numbers.values()], value)
+    )
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    with store.writer() as writer:
+        snapshot = writer.checkpoint({"op": [backend]})
+
+    for condition, found in {
+        "{} > 1": "abce",
+        "1.5 < {}": "bce",
+        "{} >= 3": "bce",
+        "{} > 'inf'": "b",
+        "{} >= 'nan'": "b",
+        "{} < 'nan'": "ace",
+        "not ({} <= 1.5)": "bce",
+        "{} between 2 and 'nan'": "bce",
+        "{} > 1 and {} < 4": "ac",
+        "{} > 3 or {} is null": "ben",
+        "{} = 'nan'": "b",
+    }.items():
+        for column in ("d", "deep.f"):
+            rows = snapshot.sql(f"select k from op.v where {condition.replace('{}', column)} order by k").fetchall()
+            assert "".join(key for (key,) in rows) == found, (condition, column)
+    with store.edit() as edit:
+        edit.delete("op.v", where="d > 1.5")
+        assert edit.snapshot.sql("select k from op.v order by k").fetchall() == [("a",), ("n",)]
+
+
+def test_a_condition_on_numbers_still_leaves_out_what_bounds_exclude_where_nan_passes_it():
+    node = read_filter(as_sql(pc.field("f") > 5.0))
+    known = np.array([True, True, False])
+    bounds = {"f": Bounds(pa.float64(), known, np.array([0.0, 4.0, None]), np.array([3.0, 9.0, None]))}
+
+    assert may_match(node, bounds, 3).tolist() == [False, True, True]

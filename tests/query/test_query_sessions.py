@@ -9,7 +9,7 @@ import pytest
 import arrowstate
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from long_form import short_or_long
-from processes import at_once
+from processes import at_once, python
 
 ROWS = 3_000
 
@@ -140,3 +140,41 @@ def test_tables_of_one_query_are_not_those_of_the_next(snapshots):
 
         with pytest.raises(StateNotFoundError, match="f"):
             snapshots[0].sql("from f")
+
+
+def test_a_query_with_parameters_ends_while_other_threads_are_busy():
+    asking = """
+import random, sys, threading, time
+import pyarrow as pa
+import arrowstate
+
+rows, rounds = int(sys.argv[1]), int(sys.argv[2])
+store = arrowstate.open_store("memory://busy", create=True)
+backend = arrowstate.KeyedStateBackend(key=pa.schema([("n", pa.int64())]), max_parallelism=128)
+for state in ("one", "two"):
+    backend.state(arrowstate.ValueStateDescriptor(state, pa.int64())).update_batch(range(rows), range(rows))
+with store.writer() as writer:
+    snapshot = writer.checkpoint({"op": [backend]})
+
+def work():
+    while True:
+        time.sleep(0)
+
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+for _ in range(rounds):
+    number = random.randrange(rows)
+    found = snapshot.sql("select one + two from op.one join op.two using (n) where n = ?", params=[number])
+    assert found.fetchall() == [(2 * number,)]
+print("ended")
+"""
+
+    assert python("-c", asking, ROWS, short_or_long(200, 2_000), timeout=300).stdout == "ended\n"
+
+
+def test_the_line_of_an_error_is_that_of_the_query_with_parameters(snapshots):
+    with pytest.raises(InvalidInputError, match='Referenced column "nothing" not found') as error:
+        snapshots[0].sql("select * from op.square\nwhere nothing = ?", params=[1])
+
+    # Early versions of DuckDB say it.
+    assert "LINE" not in str(error.value) or "LINE 2: where nothing = ?" in str(error.value)

@@ -7,16 +7,19 @@ SELECT come from DuckDB's own parser. `tests/test_internals.py` fails by the nam
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+
+from arrowstate.query.duckdb.filters import as_sql
 
 Tree = dict[str, Any]
 """A node of a parsed statement."""
@@ -81,6 +84,33 @@ def parser() -> duckdb.DuckDBPyConnection:
         return _parsers[0].cursor()
 
 
+IS_BEFORE_2 = int(duckdb.__version__.split(".")[0]) < 2
+"""Then `relation_of` leaves a table in the connection of a query with parameters, and filters need `as_sql`."""
+_LINE = re.compile(r"^LINE (\d+):", re.MULTILINE)
+_numbers = itertools.count(1)
+
+
+def relation_of(
+    connection: duckdb.DuckDBPyConnection, query: str, params: Sequence[Any] | Mapping[str, Any] | None
+) -> duckdb.DuckDBPyRelation:
+    """Return the answer of a query; one with parameters is run at once.
+
+    Before 2.0 DuckDB lets no other thread of Python run while it collects such an answer, and waits for its own
+    threads, which may need Python to read rows: the process would hang. So the answer is a temporary table there.
+    """
+    if not (params and IS_BEFORE_2):
+        return connection.sql(query, params=params)
+    name = f"arrowstate_answer_{next(_numbers)}"
+    try:
+        connection.execute(f"create temp table {name} as\n{query}", params)
+    except duckdb.ParserException:
+        # Either it is no statement at all, or one that describes, which reads few rows.
+        return connection.sql(query, params=params)
+    except duckdb.Error as error:
+        raise type(error)(_LINE.sub(lambda found: f"LINE {int(found[1]) - 1}:", str(error))) from None
+    return connection.table(name)
+
+
 def statement_type(text: str, connection: duckdb.DuckDBPyConnection) -> duckdb.StatementType | None:
     """Return the type of the statement that a text is, None where it is none or several."""
     statements = connection.extract_statements(text)
@@ -142,7 +172,10 @@ class Scannable(ds.InMemoryDataset):  # type: ignore[misc]
         super().__init__(schema.empty_table())
 
     def scanner(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> _Scan:
-        """Return a scan of these columns in the rows that pass the filter."""
+        """Return a scan of these columns in the rows that pass the filter, which is what DuckDB asks for."""
+        return self._scan(columns, as_sql(filter) if IS_BEFORE_2 and filter is not None else filter)
+
+    def _scan(self, columns: Sequence[str] | None, filter: pc.Expression | None) -> _Scan:
         wanted = list(self.schema.names if columns is None else columns)
         return _Scan(pa.schema([self.schema.field(name) for name in wanted]), self.scan(wanted, filter))
 
@@ -154,14 +187,14 @@ class Scannable(ds.InMemoryDataset):  # type: ignore[misc]
 
     def to_table(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> pa.Table:
         """Return the same as a table."""
-        scan = self.scanner(columns, filter)
+        scan = self._scan(columns, filter)
         return pa.Table.from_batches(scan.to_reader(), scan.projected_schema)
 
     def head(
         self, num_rows: int, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: Any
     ) -> pa.Table:
         """Return the first rows; no more is read than they need."""
-        scan = self.scanner(columns, filter)
+        scan = self._scan(columns, filter)
         found, left = [], num_rows
         reader = scan.to_reader()
         while left > 0 and (batch := next(reader, None)) is not None:

@@ -127,10 +127,32 @@ def _build(node: Node) -> pc.Expression:
         "greater": lambda left, right: left > right,
         "greater_equal": lambda left, right: left >= right,
         "invert": lambda inner: ~inner,
+        "is_nan": lambda inner: inner.is_nan(),
         "is_valid": lambda inner: inner.is_valid(),
         "is_null": lambda inner: inner.is_null(nan_is_null=False),
         "if_else": pc.if_else,
     }[node.function](*arguments)
+
+
+def as_sql(expression: pc.Expression) -> pc.Expression:
+    """Return a filter that passes NaN too where a number is to be greater than another, as SQL has it.
+
+    To Arrow NaN is not greater than anything. DuckDB before 2.0 hands such comparisons over as if it were.
+    """
+    node = read_filter(expression)
+    return expression if node is None else _build(_with_nan(node))
+
+
+def _with_nan(node: Node) -> Node:
+    if not isinstance(node, Call):
+        return node
+    compared = _compared(node)
+    if compared is None:
+        return Call(node.function, tuple(map(_with_nan, node.arguments)), node.value_set)
+    column, function, literal = compared
+    if not function.startswith("greater") or not pa.types.is_floating(literal.value.type):
+        return node
+    return Call("or_kleene", (node, Call("is_nan", (column,))))
 
 
 def evaluate(node: Node, batch: pa.RecordBatch) -> pa.BooleanArray | None:
@@ -245,6 +267,10 @@ def _may_match(node: Node, bounds: Mapping[str, Bounds], batches: int) -> npt.ND
         return everything
     tested = _tested_column(node)
     known = bounds.get(tested) if tested is not None else None
+    if known is not None and node.function == "is_nan":
+        # A column that has NaN has no bounds.
+        everything[known.known] = False
+        return everything
     test = _test(node, known.kind) if known is not None else None
     if known is None or test is None:
         return everything
@@ -253,9 +279,9 @@ def _may_match(node: Node, bounds: Mapping[str, Bounds], batches: int) -> npt.ND
 
 
 def _tested_column(node: Call) -> str | None:
-    """Return the column that a comparison with constants is about."""
+    """Return the column that a comparison with constants, or a test for NaN, is about."""
     compared = _compared(node)
-    column = node.arguments[0] if node.function == "is_in" else compared[0] if compared is not None else None
+    column = node.arguments[0] if node.function in ("is_in", "is_nan") else compared[0] if compared is not None else None
     return column.path[0] if isinstance(column, Column) and len(column.path) == 1 else None
 
 

@@ -13,7 +13,7 @@ import duckdb
 from arrowstate.errors import InvalidInputError, StateNotFoundError
 from arrowstate.query.catalog import SqlName
 from arrowstate.query.duckdb.dataset import ScanStatistics
-from arrowstate.query.duckdb.duckdb_internals import statement_type
+from arrowstate.query.duckdb.duckdb_internals import IS_BEFORE_2, relation_of, statement_type
 from arrowstate.query.duckdb.engine import Database
 from arrowstate.query.duckdb.preparing import Tables, prepare
 from arrowstate.query.duckdb.relation import Relation, Watch
@@ -77,16 +77,16 @@ def select(
                 f"sql() takes one SELECT, got {query!r}; for other statements use the connection of duckdb()"
             )
         try:
-            relation = cursor.sql(query, params=params)
+            relation = relation_of(cursor, query, params)
         except duckdb.CatalogException:
             # A name may be made by the query, as `query_table` has it.
             database.tell(held.session)
-            relation = cursor.sql(query, params=params)
+            relation = relation_of(cursor, query, params)
     except duckdb.Error as error:
         raise watch.failure() or _refused(error, names, checkpoint_id) from error
-    # Frames and other checkpoints' tables are registered for this query alone.
-    is_plain = query is asked and not tables and kind is duckdb.StatementType.SELECT
-    held.session.may_serve_again = is_plain
+    # Frames, other checkpoints' tables and the answer for some parameters are made for this query alone.
+    is_alone = query is not asked or tables or (params and IS_BEFORE_2)
+    held.session.may_serve_again = not is_alone and kind is duckdb.StatementType.SELECT
     return cast("duckdb.DuckDBPyRelation", Relation(relation, watch, held))
 
 
