@@ -229,9 +229,8 @@ def _floats(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_float16(array.type) or pa.types.is_float16(kind):
         values = array.to_numpy(zero_copy_only=False).astype(np.float64)
         # Arrow has no rounding cast from doubles to halves of every width.
-        out = pa.array(values.astype(kind.to_pandas_dtype()), kind)
-        mask = array.is_null()
-        narrowed = pc.if_else(mask, pa.scalar(None, kind), out) if array.null_count else out
+        mask = array.is_null().to_numpy(zero_copy_only=False)
+        narrowed = pa.array(values.astype(kind.to_pandas_dtype()), kind, mask=mask)
     else:
         narrowed = array.cast(kind)
     was = np.isfinite(array.to_numpy(zero_copy_only=False).astype(np.float64))

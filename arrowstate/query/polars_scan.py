@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arrowstate.errors import InvalidInputError
-from arrowstate.schema.types import exactly
+from arrowstate.schema.conversion import with_children
+from arrowstate.schema.types import exactly, type_parts
 
 if TYPE_CHECKING:
     import polars
@@ -34,6 +35,29 @@ def check_columns(schema: pa.Schema) -> None:
                 f"column {field.name!r} is {field.type}, which Polars does not have; leave it out with columns=, or "
                 "use to_arrow() or sql()"
             )
+
+
+def readable(rows: pa.Table) -> pa.Table:
+    """Return rows with lists of structs in the place of maps, for a Polars that has no maps.
+
+    It makes such lists itself, but takes a null map for an empty one.
+    """
+    import polars
+
+    parts = (part for kind in rows.schema.types for part in type_parts(kind))
+    if hasattr(polars, "Map") or not rows.num_rows or not any(map(pa.types.is_map, parts)):
+        return rows
+    batches = [list(map(_without_maps, batch.columns)) for batch in rows.to_batches()]
+    return pa.Table.from_batches([pa.RecordBatch.from_arrays(columns, rows.schema.names) for columns in batches])
+
+
+def _without_maps(values: pa.Array, _: int = 0) -> pa.Array:
+    values = with_children(values, _without_maps)
+    if not pa.types.is_map(values.type):
+        return values
+    entries = values.values
+    buffers, nulls = values.buffers()[:2], values.null_count
+    return pa.Array.from_buffers(pa.list_(entries.type), len(values), buffers, nulls, values.offset, children=[entries])
 
 
 def lazy_frame(dataset: ds.Dataset) -> polars.LazyFrame:
@@ -54,7 +78,7 @@ def lazy_frame(dataset: ds.Dataset) -> polars.LazyFrame:
         read = list(dict.fromkeys([*wanted, *tested])) or stored.names[:1]
         filter = None if predicate is None else sure_filter(predicate, schema, stored)
         for batch in dataset.to_batches(columns=read, filter=filter):
-            frame = polars.DataFrame(batch)
+            frame = polars.DataFrame(readable(pa.Table.from_batches([batch])))
             frame = frame if predicate is None else frame.filter(predicate)
             frame = frame if limit is None else frame.head(limit)
             yield frame.select(wanted) if wanted else frame

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from arrowstate.errors import InvalidInputError, MissingDependencyError
 from arrowstate.query.expiry import Seen
-from arrowstate.query.polars_scan import check_columns, lazy_frame
+from arrowstate.query.polars_scan import check_columns, lazy_frame, readable
 from arrowstate.query.state import StateReader
 from arrowstate_formats.documents import LogEntryDocument
 from arrowstate_formats.integers import check_integer
@@ -41,7 +41,7 @@ def polars_frame(rows: pa.Table) -> polars.DataFrame:
     """Return rows as a data frame of Polars, for the methods `to_polars`."""
     frames = imported_polars("to_polars")
     check_columns(rows.schema)
-    frame: polars.DataFrame = frames.from_arrow(rows)
+    frame: polars.DataFrame = frames.from_arrow(readable(rows))
     return frame
 
 

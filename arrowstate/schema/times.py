@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,30 @@ def rounded_down(column: pa.Array, unit: str) -> pa.Array:
     if pa.types.is_timestamp(column.type):
         return counts.view(pa.timestamp(unit, column.type.tz))
     return counts.view(pa.time64(unit)) if unit in ("us", "ns") else counts.cast(pa.int32()).view(pa.time32(unit))
+
+
+def times_of_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return texts as timestamps as Arrow reads them; raise `pa.ArrowInvalid` where one is none of the type.
+
+    Before 26 PyArrow makes another time of one whose nanoseconds have no room in 64 bits.
+    """
+    times = pc.cast(texts, kind)
+    if kind.unit == "ns" and wraps_times():
+        seconds = pc.cast(pc.replace_substring_regex(texts, r"\.\d+", ""), pa.timestamp("s", kind.tz))
+        others = pc.not_equal(rounded_down(times, "s"), seconds)
+        if pc.any(others).as_py():
+            raise pa.ArrowInvalid(f"there is no {kind} for {texts.filter(others)[0].as_py()!r}")
+    return times
+
+
+@cache
+def wraps_times() -> bool:
+    """Whether PyArrow reads a time that `timestamp[ns]` has no room for as another one."""
+    try:
+        pc.cast(pa.array(["9999-12-31"]), pa.timestamp("ns"))
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _with_nulls_of(column: pa.Array, values: np.ndarray[Any, Any]) -> pa.Array:

@@ -5,6 +5,7 @@ import itertools
 from decimal import Decimal
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -150,3 +151,21 @@ def test_fields_of_a_struct_are_under_the_same_rule(store):
         script = tried(store, "pair", lambda edit, text=values: edit.execute(f"update op.pair set {text}"))
 
         assert verb == script
+
+
+def test_halves_of_a_struct_change_beside_nulls(tmp_path):
+    value = pa.struct([("h", pa.float16()), ("n", pa.int64())])
+    halves = pa.array(np.array([1.5, 0], np.float16), mask=np.array([False, True]))
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.string())]), max_parallelism=8)
+    backend.state(arrowstate.ValueStateDescriptor("v", value)).update_batch(
+        ["a", "b"], pa.StructArray.from_arrays([halves, pa.array([1, 2])], fields=list(value))
+    )
+    store = arrowstate.open_store(tmp_path / "store", create=True)
+    with store.writer() as writer:
+        writer.checkpoint({"op": [backend]})
+
+    with store.edit() as edit:
+        edit.update("op.v", set={"h": "h + 1"})
+        edit.commit()
+
+    assert store.sql("select k, h from op.v order by k").fetchall() == [("a", 2.5), ("b", None)]

@@ -215,3 +215,23 @@ def test_a_notebook_shows_text_and_no_markup():
     assert "x" * 200 + "…" in html
     assert "people.name of checkpoint 1: 2 rows" in html
     assert repr(table) == "<StateTable people.name of checkpoint 1: user string, name string>"
+
+
+def test_polars_has_null_maps_where_the_state_has(tmp_path):
+    kind = pa.map_(pa.string(), pa.int64())
+    value = pa.struct([("m", kind), ("in", pa.list_(pa.struct([("m", kind)])))])
+    backend = arrowstate.KeyedStateBackend(key=pa.schema([("k", pa.string())]), max_parallelism=8)
+    rows = {"a": None, "b": [], "c": [("x", 1)]}
+    backend.state(arrowstate.ValueStateDescriptor("v", value)).update_batch(
+        list(rows), pa.array([{"m": entries, "in": [{"m": entries}]} for entries in rows.values()], value)
+    )
+    with arrowstate.open_store(tmp_path / "store", create=True).writer() as writer:
+        snapshot = writer.checkpoint({"op": [backend]})
+
+    for frame in (snapshot.to_polars("op.v"), snapshot["op.v"].lazy().collect()):
+        deep = pl.col("in").list.first().struct.field("m").is_null().alias("deep")
+        assert frame.sort("k").select(pl.col("m").is_null(), deep).rows() == [
+            (True, True),
+            (False, False),
+            (False, False),
+        ]

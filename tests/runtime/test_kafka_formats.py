@@ -176,6 +176,15 @@ class TestJson:
         assert rows[::2] == [{"n": 1, "text": "a"}, {"n": 3, "text": None}]
         assert list(wrong) == [1]
 
+    @pytest.mark.parametrize("zone", [None, "UTC"])
+    def test_a_time_that_has_no_nanoseconds_does_not_fit(self, zone):
+        columns = pa.schema({"at": pa.timestamp("ns", zone)})
+
+        rows, wrong = decoded(JsonFormat(columns), b'{"at": "2024-01-01"}', b'{"at": "9999-12-31T00:00:00Z"}', b"{}")
+
+        assert [row["at"] and row["at"].year for row in rows[::2]] == [2024, None]
+        assert list(wrong) == [1]
+
     def test_messages_that_make_up_for_each_other_are_both_found(self):
         _, wrong = decoded(JsonFormat(COLUMNS), b'{"n": 1}{"n": 2}', b"", b'{"n":', b"4}", b'{"n": 5}')
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -22,6 +23,7 @@ from arrowstate.runtime.restart import is_unrecoverable
 from arrowstate.runtime.sources import file_formats
 from arrowstate.runtime.sources.files import FileSource
 from arrowstate.runtime.sources.memory import GeneratorSource, IteratorSource, TableSource
+from arrowstate.schema.types import check_type
 from arrowstate.testing import SourceConformance
 from early_versions import is_before
 from faulty_proxy import FORBID, faulty_proxy
@@ -831,6 +833,46 @@ def test_fields_of_csv_without_quotes_are_null_where_they_are_empty_and_never_el
     source = FileSource(tmp_path, "csv", schema=pa.schema({"text": pa.string(), "n": pa.int64()}))
 
     assert [tuple(row.values()) for row in all_rows(source)] == [(None, 1), ("", None), ("NA", 2), ("null", 3)]
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+@pytest.mark.parametrize("text", ["0001-01-01", "9999-12-31 23:59:59", "2262-04-11 23:47:16.854775808"])
+def test_a_time_that_has_no_nanoseconds_is_told_with_its_row_and_is_never_another_one(
+    tmp_path: Path, format: str, text: str
+) -> None:
+    columns = {"n": pa.int64(), "at": pa.timestamp("ns")}
+    path, times = tmp_path / "a", ["2024-02-29 12:00:00.123456789", None, "1969-12-31 23:59:59.5"]
+
+    def source(times: list[str | None]) -> FileSource:
+        if format == "csv":
+            lines = ["n,at", *(f"{n},{time or ''}" for n, time in enumerate(times))]
+        else:
+            lines = [json.dumps({"n": n, "at": time}) for n, time in enumerate(times)]
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return FileSource(tmp_path, format, schema=pa.schema(columns))  # type: ignore[arg-type]
+
+    found = all_rows(source(times))
+    assert [row["at"] and row["at"].value for row in found] == [1_709_208_000_123_456_789, None, -500_000_000]
+    with pytest.raises(SourceError, match=r"row 3: .*timestamp\[ns\]" if format == "csv" else r"timestamp\[ns\]"):
+        all_rows(source([*times, text]))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_columns_of_uuids_and_json_are_read_as_what_a_state_can_have(tmp_path: Path, nested: bool) -> None:
+    made = "select uuid() u, '{\"a\":1}'::json j from range(3)"
+    made = f"select {{'u': u, 'j': [j]}} v from ({made})" if nested else made
+    duckdb.sql(f"copy ({made}) to '{tmp_path}/a.parquet'")
+    source = FileSource(tmp_path)
+    plain = pa.schema({"u": pa.binary(16), "j": pa.list_(pa.string()) if nested else pa.string()})
+    if nested:
+        plain = pa.schema({"v": pa.struct(list(plain))})
+
+    for schema in (source.schema, plain):
+        check_type(schema.field(0).type, "a column")
+        rows = all_rows(FileSource(tmp_path, schema=schema))
+        found = [row["v"] if nested else row for row in rows]
+        assert [row["j"] for row in found] == ([['{"a":1}']] if nested else ['{"a":1}']) * 3
+        assert {type(row["u"]) for row in found} == {bytes}
 
 
 # A quote is one only at the start of a field.

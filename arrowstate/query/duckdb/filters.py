@@ -281,7 +281,9 @@ def _may_match(node: Node, bounds: Mapping[str, Bounds], batches: int) -> npt.ND
 def _tested_column(node: Call) -> str | None:
     """Return the column that a comparison with constants, or a test for NaN, is about."""
     compared = _compared(node)
-    column = node.arguments[0] if node.function in ("is_in", "is_nan") else compared[0] if compared is not None else None
+    column = (
+        node.arguments[0] if node.function in ("is_in", "is_nan") else compared[0] if compared is not None else None
+    )
     return column.path[0] if isinstance(column, Column) and len(column.path) == 1 else None
 
 

@@ -22,6 +22,7 @@ from arrowstate.functions.dead_letters import tried
 from arrowstate.runtime.kafka.flat_json import decode_objects, object_plan
 from arrowstate.schema.conversion import with_elements
 from arrowstate.schema.nanoseconds import nanoseconds_as_text, with_whole_offsets
+from arrowstate.schema.times import times_of_texts, wraps_times
 from arrowstate.schema.types import check_type, check_values, python_values, type_parts
 
 Bytes: TypeAlias = Sequence[bytes | None]
@@ -212,9 +213,11 @@ class JsonDecoder:
             _check_readable(field.name, field.type, is_column=True)
         self._plan = object_plan(schema)
         self._options = _parse_options(schema, times_as=None)
-        has_times = any(pa.types.is_timestamp(part) for field in schema for part in type_parts(field.type))
+        units = {part.unit for field in schema for part in type_parts(field.type) if pa.types.is_timestamp(part)}
         # The parser refuses finer digits than a unit has, so times that have them are read as texts.
-        self._as_texts = _parse_options(schema, times_as=pa.string()) if has_times else None
+        self._as_texts = _parse_options(schema, times_as=pa.string()) if units else None
+        if "ns" in units and wraps_times():
+            self._options, self._as_texts = self._as_texts, None
 
     def __call__(self, messages: Bytes) -> tuple[pa.RecordBatch, dict[int, Exception]]:
         """Return a row for each message, and the errors of those that do not fit."""
@@ -370,8 +373,8 @@ def _moments(texts: pa.Array, type: pa.DataType) -> pa.Array:
     texts = _with_digits(texts, type)
     has_zone = pc.match_substring_regex(texts, r"[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
     unit = _read_unit(type)
-    zoned = pc.if_else(has_zone, texts, None).cast(pa.timestamp(unit, "UTC"))
-    plain = pc.if_else(has_zone, None, texts).cast(pa.timestamp(unit)).cast(zoned.type)
+    zoned = times_of_texts(pc.if_else(has_zone, texts, None), pa.timestamp(unit, "UTC"))
+    plain = times_of_texts(pc.if_else(has_zone, None, texts), pa.timestamp(unit)).cast(zoned.type)
     return pc.coalesce(zoned, plain).cast(pa.timestamp(unit, type.tz))
 
 

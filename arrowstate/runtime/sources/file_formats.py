@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import io
 import re
 import secrets
@@ -18,6 +19,8 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from arrowstate.errors import InvalidInputError
+from arrowstate.schema.conversion import with_children
+from arrowstate.schema.times import times_of_texts, wraps_times
 from arrowstate.schema.types import safe_cast, type_parts
 
 _BATCH_ROWS = 65_536
@@ -104,8 +107,9 @@ class RowFile(ABC):
     def _cast(self, column: pa.Array, field: pa.Field) -> pa.Array:
         if column.type.equals(field.type):
             return column
+        given, column = column.type, _storage_of(column)
         if _family(column.type) != _family(field.type):
-            raise Misfit(f"column {field.name!r} is {column.type} in the file, not {field.type}")
+            raise Misfit(f"column {field.name!r} is {given} in the file, not {field.type}")
         try:
             return _converted(column, field.type)
         except (pa.ArrowInvalid, OverflowError) as error:
@@ -115,12 +119,20 @@ class RowFile(ABC):
             raise Misfit(f"column {field.name!r} does not fit {field.type}: {error}", row) from cause
 
 
+_AS_STORED: dict[str, Any] = (
+    {"arrow_extensions_enabled": False}
+    if "arrow_extensions_enabled" in inspect.signature(pq.ParquetFile.__init__).parameters
+    else {}
+)
+"""With these options columns of UUIDs and JSON have the types that early PyArrow gives them, which a state can have."""
+
+
 class ParquetRows(RowFile):
     """Parquet: reads from the row group of the first row."""
 
     def __init__(self, file: pa.NativeFile, name: str) -> None:
         super().__init__(file, name)
-        self._rows = pq.ParquetFile(file)
+        self._rows = pq.ParquetFile(file, **_AS_STORED)
         self.schema = self._rows.schema_arrow
         self.row_count: int = self._rows.metadata.num_rows
 
@@ -153,7 +165,7 @@ class ParquetRows(RowFile):
         parts = (part for field in schema for part in type_parts(field.type))
         if not has_wide_times or any(pa.types.is_timestamp(part) and part.unit == "ns" for part in parts):
             return self._rows
-        return pq.ParquetFile(self.file, metadata=self._rows.metadata, coerce_int96_timestamp_unit="us")
+        return pq.ParquetFile(self.file, metadata=self._rows.metadata, coerce_int96_timestamp_unit="us", **_AS_STORED)
 
 
 def _rows_of(row_bytes: float) -> int:
@@ -243,6 +255,14 @@ class TextRows(RowFile):
 
     def check_names(self, schema: pa.Schema) -> None:
         """Refuse a file in which columns cannot be told apart, and leave it at its beginning."""
+
+    def _cast(self, column: pa.Array, field: pa.Field) -> pa.Array:
+        try:
+            column = _with_times(column, field.type)
+        except pa.ArrowInvalid as error:
+            row = self.count + _first_misfit(column, lambda part: _with_times(part, field.type))
+            raise Misfit(f"column {field.name!r} does not fit {field.type}: {error}", row) from error
+        return super()._cast(column, field)
 
     def _text(self) -> pa.NativeFile:
         codec = next((codec for suffix, codec in _CODECS.items() if self.name.endswith(suffix)), None)
@@ -482,14 +502,41 @@ def _converted(values: pa.Array, type: pa.DataType) -> pa.Array:
 
 
 def _wide(type: pa.DataType) -> pa.DataType:
-    """Return the type a text is parsed to: a number that is too large for a narrower float would be infinite."""
+    """Return the type a text is parsed to: a number that is too large for a narrower float would be infinite.
+
+    Early PyArrow takes a time that has no nanoseconds for another one, see `times_of_texts`.
+    """
     if pa.types.is_floating(type):
         return pa.float64()
+    if _is_read_as_text(type):
+        return pa.string()
     if pa.types.is_struct(type):
         return pa.struct([field.with_type(_wide(field.type)) for field in type])
     if pa.types.is_list(type):
         return pa.list_(type.value_field.with_type(_wide(type.value_type)))
     return type
+
+
+def _storage_of(values: pa.Array, _: int = 0) -> pa.Array:
+    """Return values without extension types, also within others."""
+    if isinstance(values.type, pa.BaseExtensionType):
+        return _storage_of(values.storage)
+    return with_children(values, _storage_of)
+
+
+def _is_read_as_text(type: pa.DataType) -> bool:
+    return pa.types.is_timestamp(type) and type.unit == "ns" and wraps_times()
+
+
+def _with_times(values: pa.Array, type: pa.DataType) -> pa.Array:
+    """Return what was parsed as `_wide` says with the times that are still texts there."""
+    if _is_read_as_text(type):
+        return times_of_texts(pc.ascii_trim_whitespace(values), type)
+    if pa.types.is_struct(type):
+        return with_children(values, lambda part, number: _with_times(part, type.field(number).type))
+    if pa.types.is_list(type):
+        return with_children(values, lambda part, _: _with_times(part, type.value_type))
+    return values
 
 
 def _first_misfit(column: pa.Array, check: Callable[[pa.Array], Any]) -> int:
