@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache
 
 from arrowstate.discovery import SNAPSHOTS, StateCatalog
 from arrowstate.errors import ArrowStateError
@@ -15,6 +15,7 @@ from arrowstate.query.describe import live_rows
 from arrowstate.query.duckdb.about import ABOUT_TABLES
 from arrowstate.query.duckdb.preparing import ABOUT_SCHEMA, FUNCTIONS
 from arrowstate.store import Snapshot
+from arrowstate_formats.cached_properties import cached_property
 
 _OF_STORE = "of the store"
 _OPERATOR_STATE = ("operator state", None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from functools import cached_property
 
 from msgspec import Struct
 
@@ -19,6 +18,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.table.run import Bits, all_live
 from arrowstate.table.segment import Segment
 from arrowstate.table.segments import Segments
+from arrowstate_formats.cached_properties import cached_property
 from arrowstate_formats.deletion_vectors import clear_dead_rows
 from arrowstate_formats.documents import DeletionVectorDocument, RunDocument, decode_inline
 from arrowstate_formats.run_files import checksum

@@ -6,7 +6,6 @@ import io
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,7 @@ from arrowstate.schema.versions import RunSchemas
 from arrowstate.storage.base import Storage
 from arrowstate.storage.parallel import in_parallel
 from arrowstate_formats.arrow_types import type_from_json
+from arrowstate_formats.cached_properties import cached_property
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument, OperatorStateDocument, RunDocument
 from arrowstate_formats.integers import bit_counts
 from arrowstate_formats.run_writing import write_run

@@ -8,7 +8,6 @@ file; of a Parquet or Lance part only the columns asked for are decoded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from arrowstate.query.picking import Picked, count_rows
 from arrowstate.table.run import Run
 from arrowstate.table.segment import HASH_COLUMN, Segment, hashes_of
 from arrowstate.table.segments import Directory, Segments
+from arrowstate_formats.cached_properties import cached_property
 from arrowstate_formats.documents import ColumnStatistics
 
 Ints = npt.NDArray[np.int64]

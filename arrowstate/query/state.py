@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
 from itertools import groupby
 from typing import TypeAlias
 
@@ -40,6 +39,7 @@ from arrowstate.table.run import Run
 from arrowstate.table.segment import HASH_COLUMN
 from arrowstate.table.table import find_keys
 from arrowstate.table.table import gather as column_of
+from arrowstate_formats.cached_properties import cached_property
 from arrowstate_formats.documents import ColumnStatistics, LogEntryDocument
 from arrowstate_formats.key_groups import KeyGroupRange, key_groups_of_hashes
 from arrowstate_formats.key_hash import hash_columns

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -29,6 +28,7 @@ from arrowstate.schema.descriptors import (
 from arrowstate.schema.fields import documents_of, fresh_field, unused_ids
 from arrowstate.schema.made_once import made_once
 from arrowstate_formats.arrow_types import type_from_json, type_to_json
+from arrowstate_formats.cached_properties import cached_property
 from arrowstate_formats.document_base import Int64
 from arrowstate_formats.schema_documents import AggregateDocument, FieldDocument, StateDocument, TimeToLiveDocument
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import msgspec
@@ -35,6 +34,7 @@ from arrowstate.storage.base import Storage
 from arrowstate.storage.registry import open_storage
 from arrowstate.table.merging import MergePolicy
 from arrowstate.upkeep.retention import DEFAULT_RETENTION, RetentionPolicy
+from arrowstate_formats.cached_properties import cached_property
 from arrowstate_formats.documents import (
     LogEntryDocument,
     OperatorDocument,

@@ -25,6 +25,7 @@ from arrowstate.errors import (
     StoreNotFoundError,
 )
 from arrowstate.storage.base import Outcome, check_commit, check_path, check_prefix, check_range, is_ours
+from arrowstate_formats import system
 
 MAX_FILE_BYTES = 5_242_880
 """The largest file by default: 5 MiB."""
@@ -89,7 +90,7 @@ def _parted(path: str) -> tuple[str, str]:
     return path[:start], path[start:]
 
 
-_LOCK = threading.Lock()
+_LOCK = system.forks_wait_for(threading.Lock())
 _TREE = _Tree()
 _MADE: set[str] = set()
 """The folders that were made, with or without files."""

@@ -9,7 +9,6 @@ number. Every one that rows are asked of is read, and checked, before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self
 
@@ -21,6 +20,7 @@ from msgspec import Struct
 from arrowstate.table import kernels
 from arrowstate.table.columns import take
 from arrowstate.table.segment import Segment
+from arrowstate_formats.cached_properties import cached_property
 
 Ints = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]

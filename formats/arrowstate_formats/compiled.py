@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from arrowstate_formats import numba_internals
+from arrowstate_formats import numba_internals, system
 from arrowstate_formats.errors import MissingDependencyError
 from arrowstate_formats.kernel_cache import KernelCache
 
@@ -44,7 +44,7 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "no_cfunc_wrapper": True}
 _NOT_FROM_PYTHON: dict[str, Any] = {"no_cpython_wrapper": True}
 
 # numba's compiler has a lock of its own; this one keeps two threads from building a kernel twice.
-_lock = threading.RLock()
+_lock = system.forks_wait_for(threading.RLock())
 
 _logger = logging.getLogger("arrowstate")
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
+from arrowstate_formats import system
 from arrowstate_formats.document_base import (
     FORMAT_VERSION,
     HOLDS_LATER,
@@ -84,7 +85,7 @@ _KEPT: KeptTexts[Document] = KeptTexts(24 << 20)
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_to_text, order="deterministic")
 _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
-_making_a_decoder = threading.RLock()
+_making_a_decoder = system.forks_wait_for(threading.RLock())
 
 
 pack: Callable[[msgspec.Struct | list[Any]], bytes] = _ENCODER.encode

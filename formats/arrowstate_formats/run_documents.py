@@ -5,9 +5,9 @@ Specification: formats/spec/manifests-and-log.md and formats/spec/run-files.md.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import ClassVar, Literal
 
+from arrowstate_formats.cached_properties import cached_property
 from arrowstate_formats.document_base import (
     Checksum,
     Count,

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 try:
     import fcntl
@@ -127,6 +128,25 @@ def after_fork(call: Callable[[], None]) -> None:
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
+
+
+class _Lock(Protocol):
+    def acquire(self) -> Any: ...
+
+    def release(self) -> Any: ...
+
+
+L = TypeVar("L", bound=_Lock)
+
+
+def forks_wait_for(made: L) -> L:
+    """Return a lock that is free in each process that is forked from this one, where what it guards is whole.
+
+    Whoever forks waits until no other thread holds it.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=made.acquire, after_in_parent=made.release, after_in_child=made.release)
+    return made
 
 
 def user() -> str:

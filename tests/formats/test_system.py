@@ -117,3 +117,46 @@ def test_processes_that_go_the_portable_way_race_for_the_log_of_a_store_as_other
 
     assert (ran.returncode, ran.stderr) == (0, "")
     assert f"60 won, {60 * 11} lost, 0 problems" in ran.stdout
+
+
+FORK = """
+import os, sys, threading, time
+from arrowstate_formats import system
+from arrowstate_formats.cached_properties import cached_property
+
+begun, may_end = threading.Event(), threading.Event()
+lock = system.forks_wait_for(threading.Lock())
+
+class Slow:
+    def __init__(self, waits):
+        self.waits = waits
+
+    @cached_property
+    def value(self):
+        if self.waits:
+            begun.set()
+            may_end.wait()
+        return object()
+
+def hold():
+    with lock:
+        Slow(True).value
+
+def compute():
+    Slow(True).value
+
+threading.Thread(target={"property": compute, "lock": hold}[sys.argv[1]], daemon=True).start()
+begun.wait()
+threading.Timer(0.2, may_end.set).start()
+child = os.fork()
+if not child:
+    with lock:
+        slow = Slow(False)
+        os._exit(0 if slow.value is slow.value else 1)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("what", ["property", "lock"])
+def test_a_process_that_is_forked_waits_for_nothing_that_a_thread_was_doing(what):
+    assert python("-c", FORK, what, timeout=60).returncode == 0

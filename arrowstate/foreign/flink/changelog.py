@@ -9,7 +9,6 @@ decoded as the canonical format is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +28,7 @@ from arrowstate.foreign.flink.serializers.snapshots import UnknownSnapshotError
 from arrowstate.foreign.flink.slices import EntryBuilder, Marked
 from arrowstate.foreign.flink.snappy import MAX_STREAM_BYTES, decompressed
 from arrowstate.foreign.flink.sources import EntrySource
+from arrowstate_formats.cached_properties import cached_property
 
 _CLEAR, _SET, _SET_INTERNAL, _ADD, _MERGE, _ADD_ELEMENT, _PUT, _REMOVE = range(8)
 _DESCRIPTION = 7

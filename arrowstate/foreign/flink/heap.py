@@ -7,7 +7,6 @@ per entry here, as in the other formats.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -27,6 +26,7 @@ from arrowstate.foreign.flink.serializers.composites import ListOf, MapOf, Optio
 from arrowstate.foreign.flink.serializers.program import Bytes, Code, Column, Ints, Tape, UndecodableError
 from arrowstate.foreign.flink.slices import EntryBuilder, Marked
 from arrowstate.foreign.flink.snappy import decompressed
+from arrowstate_formats.cached_properties import cached_property
 
 _ROWS = 65536
 _BYTES = 16 << 20

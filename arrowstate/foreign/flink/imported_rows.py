@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from arrowstate.schema.descriptors import (
     ValueStateDescriptor,
 )
 from arrowstate.schema.keys import check_key_schema
+from arrowstate_formats.cached_properties import cached_property
 from arrowstate_formats.names import check_state_name
 
 TIMERS = re.compile(r"_timer_state/(event|processing)_(.+)")

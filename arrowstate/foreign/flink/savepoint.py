@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from arrowstate.foreign.flink.querying import Query, look_up
 from arrowstate.foreign.flink.sources import KeyedSource
 from arrowstate.foreign.flink.states import FlinkState, KeyedPart, OperatorPart
 from arrowstate.foreign.flink.timers import RawTimersSource
+from arrowstate_formats.cached_properties import cached_property
 
 if TYPE_CHECKING:
     import duckdb

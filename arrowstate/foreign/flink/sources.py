@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Protocol
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from arrowstate.foreign.flink.layout import StateLayout, layout_of
 from arrowstate.foreign.flink.places import Places, Stream
 from arrowstate.foreign.flink.sst import Database, RangeFile
 from arrowstate.storage import in_parallel
+from arrowstate_formats.cached_properties import cached_property
 
 _OF_A_DATABASE = re.compile(r"\.sst$|(^|/)MANIFEST-\d+$")
 """Files that are read; the others are options."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Protocol
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ from arrowstate.foreign.flink.layout import StateLayout
 from arrowstate.foreign.flink.operator_state import operator_batch, operator_schema
 from arrowstate.foreign.flink.places import Stream
 from arrowstate.foreign.flink.sources import KeyedSource
+from arrowstate_formats.cached_properties import cached_property
 
 
 class StatePart(Protocol):

@@ -7,7 +7,6 @@ processing time. A timer is a key, a namespace and a time, other than where time
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +23,7 @@ from arrowstate.foreign.flink.serializers.program import Tape, UndecodableError
 from arrowstate.foreign.flink.serializers.rewriting import without_kinds
 from arrowstate.foreign.flink.serializers.scalars import Number
 from arrowstate.foreign.flink.serializers.snapshots import UnknownSnapshotError, read_snapshot
+from arrowstate_formats.cached_properties import cached_property
 
 _MARK = 0xF1CD859F - (1 << 32)
 _KINDS = ("event", "processing")

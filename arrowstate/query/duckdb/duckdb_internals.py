@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from arrowstate.query.duckdb.filters import as_sql
+from arrowstate_formats import system
 
 Tree = dict[str, Any]
 """A node of a parsed statement."""
@@ -72,7 +73,7 @@ def tokens_of(text: str) -> list[Token]:
     return tokens
 
 
-_lock = threading.Lock()
+_lock = system.forks_wait_for(threading.Lock())
 _parsers: list[duckdb.DuckDBPyConnection] = []
 
 

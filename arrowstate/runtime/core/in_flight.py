@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ from arrowstate.state.backend.operator import restore_operator_backend
 from arrowstate.state.backend.restoring import restore_backend
 from arrowstate.storage.base import Storage
 from arrowstate_formats.arrow_types import type_from_json
+from arrowstate_formats.cached_properties import cached_property
 from arrowstate_formats.documents import LogEntryDocument, OperatorDocument
 
 IN_FLIGHT = "start the job once as it was and stop it: what is in flight is processed before it ends"

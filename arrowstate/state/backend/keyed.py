@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, overload
@@ -53,6 +52,7 @@ from arrowstate.table.merging import MergePolicy
 from arrowstate.table.run import Run
 from arrowstate.table.spill import Budget
 from arrowstate.table.table import Table
+from arrowstate_formats.cached_properties import cached_property
 from arrowstate_formats.integers import check_integer
 from arrowstate_formats.key_groups import KeyGroupRange, check_max_parallelism
 from arrowstate_formats.schema_documents import FieldDocument, StateDocument
