@@ -316,3 +316,80 @@ def test_event_time_of_what_is_new_begins_anew_behind_every_exchange(relay, chan
 
     found = snapshot.sql("select window_start, total from out_new.rows order by all").fetchall()
     assert found == [(0, 10), (20_000, 20)]
+
+
+class Reminders(arrowstate.KeyedProcessFunction):
+    def process_element(self, value, context, out):
+        context.timers.register_event_time_timer(value[1])
+
+    def on_timer(self, timestamp, context, out):
+        out.collect(timestamp)
+
+
+class Recent(arrowstate.BatchFunction):
+    def open(self, context):
+        ttl = arrowstate.TimeToLive(1_000, clock="event_time")
+        self.total = context.state(arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum", ttl=ttl))
+
+    def process_batch(self, batch, context):
+        self.total.add_batch(context.group_keys(batch), batch["amount"], timestamps=batch["at"])
+
+
+TIMED = pa.schema({"user": pa.string(), "at": pa.int64(), "amount": pa.int64()})
+WINDOWED = pa.schema({"user": pa.string(), "window_start": pa.int64(), "window_end": pa.int64(), "total": pa.int64()})
+
+
+def daily(folder, what, *, is_bounded=True, late=None):
+    """A job over the files of a folder, which grows between two starts."""
+    job = Job(folder / "store", restart=Restart.none())
+    source = FileSource(folder / "days", "csv", schema=TIMED, is_bounded=is_bounded, discovery_ms=10)
+    rows = job.source(source, uid="days", watermarks=Watermarks("at"))
+    if what == "windows":
+        total = arrowstate.ReducingStateDescriptor("total", pa.int64(), reduce="sum")
+        function = WindowFunction(TumblingEventTimeWindows(10), total, timestamp="at", value="amount", late=late)
+        rows.stateful(function, key=["user"], uid="op", output_schema=WINDOWED).sink(OutputTable("out"))
+    elif what == "timers":
+        made = rows.stateful(
+            Reminders(), key=["user"], uid="op", timestamp="at", output_schema=pa.schema({"at": pa.int64()})
+        )
+        made.sink(OutputTable("out"))
+    else:
+        rows.stateful(Recent() if what == "expiry" else Totals(), key=["user"], uid="op")
+    return job
+
+
+def write_day(folder, number):
+    (folder / "days").mkdir(exist_ok=True)
+    (folder / "days" / f"{number}.csv").write_text(f"user,at,amount\nann,{number}3,1\nann,{number}4,1\n")
+
+
+@pytest.mark.parametrize("what", ["windows", "timers", "expiry"])
+def test_rows_that_come_after_the_end_of_event_time_are_refused_and_stay_to_be_read(tmp_path, what):
+    write_day(tmp_path, 1)
+    first = daily(tmp_path, what).run(mode="inline")
+    write_day(tmp_path, 2)
+
+    with pytest.raises(JobFailedError, match="all input of operator 'op' had ended .* is_bounded=False"):
+        daily(tmp_path, what).run(mode="inline")
+
+    store = arrowstate.open_store(tmp_path / "store")
+    assert (
+        store.sql("select split from days.splits").fetchall() == first.sql("select split from days.splits").fetchall()
+    )
+
+
+def test_rows_after_the_end_are_taken_where_no_event_time_counts_or_late_rows_are_asked_for(tmp_path):
+    write_day(tmp_path, 1)
+    daily(tmp_path, "sums").run(mode="inline")
+    write_day(tmp_path, 2)
+    assert daily(tmp_path, "sums").run(mode="inline").sql("select total from op.total").fetchall() == [(4,)]
+
+
+def test_a_job_that_was_stopped_goes_on_with_the_windows_of_the_next_day(tmp_path):
+    for day in (1, 2):
+        write_day(tmp_path, day)
+        with daily(tmp_path, "windows", is_bounded=False).start(mode="inline") as running:
+            running.go_on(200)
+            snapshot = running.stop()
+
+    assert snapshot.sql("select total from out.rows").fetchall() == [(2,)]

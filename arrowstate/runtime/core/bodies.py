@@ -20,8 +20,10 @@ from arrowstate.functions.windows.function import WindowFunction
 from arrowstate.runtime.core.chain import Chain
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.mapping import closed_if_not_opened
+from arrowstate.runtime.core.reading import MAX_WATERMARK
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, OneOfTwo
 from arrowstate.runtime.graph import StatefulNode
+from arrowstate.schema.descriptors import TimerStateDescriptor
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.state.operator_list import BroadcastState
@@ -148,6 +150,8 @@ class FunctionBody:
                     broadcasts=shown,
                     operator_states=operator_states,
                 )
+        self._is_past_the_end = backend.watermark == MAX_WATERMARK
+        "Whether all input had ended when the checkpoint was taken: no row comes in time any more."
         self._names = node.key.names
         self._dead = None if node.dead_letters is None else DeadLetters(node.dead_letters, chain.next_checkpoint)
 
@@ -157,6 +161,17 @@ class FunctionBody:
                 for batch in batches_of(rows):
                     self.broadcasts[port].put_batch(batch.column(0), batch.column(1))
             return
+        self._process(port, rows)
+        if self._is_past_the_end and self._goes_by_event_time():
+            # Nothing of the attempt is in a checkpoint, so the rows are still to be read.
+            raise InvalidInputError(
+                f"all input of operator {self._node.uid!r} had ended at the checkpoint that it began with, and event "
+                "time with it: further rows are too late for its windows and timers. Give it and its sources other "
+                "uids, under which they begin anew; a job that is to go on with further rows reads with "
+                "is_bounded=False, and ends by stop()"
+            )
+
+    def _process(self, port: int, rows: pa.Table) -> None:
         if self._two is not None:
             self._two.port = port
         if self._dead is not None:
@@ -167,6 +182,17 @@ class FunctionBody:
         with _named(self._node.uid, rows), explained(self._node.uid, "a batch", key=self._names, rows=shown):
             emitted = self._runner.process(rows)
         self._give(emitted, self._sides())
+
+    def _goes_by_event_time(self) -> bool:
+        """Whether rows that come after all event time are left out, expire at once, or set timers that nothing ends."""
+        if isinstance(self._operator, WindowFunction):
+            return self._operator.timestamp is not None and self._operator.late is None
+        for state in self._backend.states.values():
+            kind = state.descriptor
+            is_timed = isinstance(kind, TimerStateDescriptor) and kind.clock == "event_time" and len(state) > 0
+            if is_timed or (kind.ttl is not None and kind.ttl.clock == "event_time"):
+                return True
+        return False
 
     def _apart(self, rows: pa.Table, dead: DeadLetters) -> None:
         """Process the rows that do not fail; the others are set aside."""
