@@ -31,7 +31,7 @@ from arrowstate.log.boundary import Boundary, NewReferences
 from arrowstate.log.collected import ADVICE, taken_by_a_collection
 from arrowstate.log.commit import Commit, take_fence
 from arrowstate.log.commit_log import CommitLog, refuse_loss, warn_of_loss
-from arrowstate.log.entries import CommittedEntry, newest_id, next_checkpoint, next_compaction
+from arrowstate.log.entries import CommittedEntry, given_properties, newest_id, next_checkpoint, next_compaction
 from arrowstate.process import OwnProcess
 from arrowstate.schema.versions import with_ids_taken
 from arrowstate.storage.base import Storage
@@ -272,7 +272,33 @@ class Committer:
             checkpoint_id=checkpoint_id,
             statistics=statistics,
         )
-        with self._lock, files or Commit(self._storage) as commit:
+        return self._commit(make, operators, needs, files or Commit(self._storage))
+
+    def commit_again(self, operators: Sequence[OperatorDocument], *, properties: Mapping[str, Any]) -> LogEntryDocument:
+        """Commit the newest checkpoint once more, with those of its operators and with other properties.
+
+        As a compaction it has the id of the checkpoint, and nothing that the checkpoint has not.
+        """
+        self.check_process()
+        checkpoint = self.newest_checkpoint
+        assert checkpoint is not None, "there is a checkpoint to commit again"
+        make = partial(
+            next_compaction,
+            checkpoint=replace(checkpoint, properties=given_properties(properties)),
+            started_at_ms=self.clock_ms(),
+        )
+        needed = self._held or set(ReferenceReader(self._storage).files(operators))
+        needs = Needs((), self._newest.document.number, set(needed))
+        return self._commit(make, operators, needs, Commit(self._storage))
+
+    def _commit(
+        self,
+        make: Callable[..., LogEntryDocument],
+        operators: Sequence[OperatorDocument],
+        needs: Needs,
+        files: Commit,
+    ) -> LogEntryDocument:
+        with self._lock, files as commit:
             try:
                 committed = self._append(commit, make, operators, needs)
             except StoreNotFoundError as error:

@@ -4,6 +4,7 @@ import re
 import threading
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,11 +17,13 @@ from arrowstate.errors import (
     SourceError,
 )
 from arrowstate.runtime import (
+    BulkParquetSink,
     FileSource,
     FunctionSink,
     GeneratorSource,
     Job,
     OutputTable,
+    ParquetSink,
     Restart,
     Sink,
     TableSource,
@@ -393,3 +396,22 @@ def test_a_job_that_was_stopped_goes_on_with_the_windows_of_the_next_day(tmp_pat
             snapshot = running.stop()
 
     assert snapshot.sql("select total from out.rows").fetchall() == [(2,)]
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads"])
+@pytest.mark.parametrize("sink", [ParquetSink, BulkParquetSink])
+def test_a_sink_with_another_folder_gets_only_the_rows_after_a_job_that_ended(tmp_path, sink, mode):
+    for day in (1, 2):
+        write_day(tmp_path, day)
+        job = Job(tmp_path / "store")
+        source = FileSource(tmp_path / "days", "csv", schema=TIMED)
+        job.source(source, uid="days").sink(sink(tmp_path / f"out{day}"), uid="out")
+        snapshot = job.run(mode=mode)
+
+    found = [
+        ds.dataset(tmp_path / f"out{day}", exclude_invalid_files=True).to_table()["at"].to_pylist() for day in (1, 2)
+    ]
+    assert found == [[13, 14], [23, 24]]
+    entry = arrowstate.open_store(tmp_path / "store").latest().entry
+    assert entry.checkpoint_id == snapshot.checkpoint_id
+    assert [operator.uid for operator in entry.operators] == ["days"]

@@ -194,6 +194,23 @@ class Entries:
                     node.sink.commit(_committables(node.sink, table))
             self.waiting = [item for item in self.waiting if item.place != first.place]
 
+    def settle(self) -> None:
+        """Note in the log that the sinks have all rows of the newest checkpoint.
+
+        The next start gives them none of these again, whatever sinks it has.
+        """
+        checkpoint = self.committer.newest_checkpoint
+        noted = None if checkpoint is None else (checkpoint.properties or {}).get(PROPERTY, {})
+        if checkpoint is None or not noted or not noted.get("pending") or self.waiting:
+            return
+        self._check_lease()
+        self.committer.commit_again(
+            [operator for operator in checkpoint.operators if operator.uid not in noted["pending"]],
+            properties={**(checkpoint.properties or {}), PROPERTY: {**noted, "pending": {}, "sinks": {}}},
+        )
+        for told in self.after_commits:
+            told.wake()
+
     def close(self) -> None:
         """Close the sinks."""
         try:

@@ -352,9 +352,7 @@ class Coordinator:
                     self.failed(error)
                 case EndJob():
                     if self.is_running:
-                        self.tell_all(Cancel(self.attempt))
-                        self._checkpoints.put_away()
-                        self._over("finished" if self._stopping is None else "stopped", None)
+                        self._outside.submit(self._entries.settle, partial(self._settled, self.attempt))
 
     def _delete(self, paths: Sequence[str]) -> None:
         if paths:
@@ -388,6 +386,20 @@ class Coordinator:
 
     def _given(self, attempt: int, checkpoint_id: int, _: None, error: BaseException | None) -> None:
         self._do(self._checkpoints.given(attempt, checkpoint_id, error))
+
+    def _settled(self, attempt: int, _: None, error: BaseException | None) -> None:
+        """End the job, whether or not it could be noted that its sinks have all their rows."""
+        if attempt != self.attempt or not self.is_running:
+            return
+        if error is not None:
+            _logger.warning(
+                "the sinks have all rows of the job, and that could not be noted; the next start gives them those of "
+                "the last checkpoint again, which they know",
+                exc_info=error,
+            )
+        self.tell_all(Cancel(self.attempt))
+        self._checkpoints.put_away()
+        self._over("finished" if self._stopping is None else "stopped", None)
 
     # Attempts.
 
