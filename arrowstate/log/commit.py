@@ -254,8 +254,8 @@ def append_fence(
 ) -> CommittedEntry | None:
     """Append a fence to `newest`; return None if another writer has taken its number.
 
-    What is in doubt after an error is one number without files. Where the log has it, or has gone on from it, there is
-    nothing to be decided: None is returned, and the next fence goes above it.
+    So it has, whatever the storage said, where another writer's entry is found there or above: the fence, which has no
+    files, is worth nothing even if it was made.
     """
     fence = next_fence(newest, commit_id=new_id(), now_ms=clock_ms(), properties=properties)
     assert newest is None or fence.writer_epoch > newest.document.writer_epoch, (
@@ -266,6 +266,7 @@ def append_fence(
     except CommitUnknownError:
         with suppress(ArrowStateError, OSError):
             found = log.latest()
-            if found is not None and found.document.number >= fence.number:
+            others = None if found is None else found.document
+            if others is not None and others.number >= fence.number and others.commit_id != fence.commit_id:
                 return None
         raise

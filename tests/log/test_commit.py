@@ -95,3 +95,16 @@ def test_a_fence_in_doubt_that_the_log_does_not_have_is_an_error(storage, monkey
 
     with pytest.raises(CommitUnknownError, match="the disk went away"):
         append_fence(CommitLog(storage), None, new_id=lambda: "1" * 32, clock_ms=lambda: 5, properties={})
+
+
+def test_a_fence_whose_answer_is_lost_is_in_doubt_also_where_it_was_made(storage, monkeypatch):
+    put = storage.put_if_absent
+
+    def lost(path, data, commit_id):
+        put(path, data, commit_id)
+        raise CommitUnknownError(path, commit_id, "the answer was lost", storage.url)
+
+    monkeypatch.setattr(storage, "put_if_absent", lost)
+
+    with pytest.raises(CommitUnknownError, match="the answer was lost"):
+        append_fence(CommitLog(storage), None, new_id=lambda: "1" * 32, clock_ms=lambda: 5, properties={})
