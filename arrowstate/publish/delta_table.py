@@ -366,7 +366,7 @@ class DeltaTable:
 
     def _actions(self, base: DeltaVersion, checkpoint: PublishedCheckpoint, content: TableContent | None) -> list[Json]:
         document = checkpoint.entry.document
-        is_change = document.kind != "compaction"
+        is_change = not checkpoint.is_shown(base.said)
         files = {} if content is None else self._added(base, content, document.committed_at_ms, is_change=is_change)
         said = {
             **checkpoint.described(),

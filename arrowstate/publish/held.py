@@ -7,7 +7,7 @@ checkpoint and removed after the table names it no more.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import xxhash
 from msgspec import Struct
@@ -50,6 +50,11 @@ class PublishedCheckpoint(Struct, frozen=True):
     def snapshot_id(self) -> int:
         """From the id of the commit, so that a checkpoint has one in all tables and by all publishers."""
         return (xxhash.xxh3_64_intdigest(self.entry.document.commit_id.encode()) >> 1) or 1
+
+    def is_shown(self, said: Mapping[str, str]) -> bool:
+        """Whether a version of a table, by what it says, has the rows already: a compaction has them in other files."""
+        document = self.entry.document
+        return document.kind == "compaction" and said.get(CHECKPOINT) == str(document.checkpoint_id)
 
     def described(self) -> dict[str, str]:
         """Return what a table says of it."""

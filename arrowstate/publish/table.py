@@ -522,7 +522,7 @@ class Table:
             "sequence-number": sequence,
             "snapshot-id": snapshot_id,
             "timestamp-ms": checkpoint.entry.document.committed_at_ms,
-            "summary": _summary(checkpoint, building, files),
+            "summary": _summary(checkpoint, building, files, {} if base is None else base["summary"]),
             "manifest-list": self._files.put(name, data),
             "schema-id": schema["schema-id"],
         }
@@ -768,10 +768,11 @@ def _tidy(metadata: Json, main: Mapping[str, int], tags: Mapping[str, int]) -> N
             snapshot.pop("parent-snapshot-id", None)
 
 
-def _summary(checkpoint: PublishedCheckpoint, building: _Building, files: Mapping[str, TableFile]) -> dict[str, str]:
-    document = checkpoint.entry.document
+def _summary(
+    checkpoint: PublishedCheckpoint, building: _Building, files: Mapping[str, TableFile], before: Mapping[str, str]
+) -> dict[str, str]:
     operation = "overwrite"
-    if document.kind == "compaction":
+    if checkpoint.is_shown(before):
         operation = "replace"
     elif not building.removed and not any(file.pieces for file in files.values()):
         operation = "append"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from arrowstate.checkpoints.coordination import CheckpointRecord
 from arrowstate.runtime.core.coordinator import Coordinator, JobState, RestartStatus
 from arrowstate.runtime.core.messages import SlotFigures, TaskFigures
-from arrowstate.runtime.core.reading import MAX_WATERMARK
+from arrowstate.runtime.core.valve import MAX_WATERMARK
 from arrowstate.runtime.graph import Graph
 from arrowstate.shown import error_text
 

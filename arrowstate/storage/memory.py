@@ -90,7 +90,7 @@ def _parted(path: str) -> tuple[str, str]:
     return path[:start], path[start:]
 
 
-_LOCK = system.forks_wait_for(threading.Lock())
+_LOCK = system.forks_wait_for(threading.RLock())
 _TREE = _Tree()
 _MADE: set[str] = set()
 """The folders that were made, with or without files."""

@@ -181,11 +181,13 @@ class _Look(Struct, frozen=True):
             waiting, deletions = self._unreferenced(files, unfinished, marked, dropped.files, seen, listed_at_ms)
         else:
             return None
+        kept_ids = {item.checkpoint_id for item in kept}
         return CollectionPlan(
             head=roots.newest,
             boundary=boundary,
             kept=tuple(kept),
-            dropped=tuple(dropped.checkpoint_ids),
+            # Of a checkpoint and its compactions the last may stay.
+            dropped=tuple(dict.fromkeys(id for id in dropped.checkpoint_ids if id not in kept_ids)),
             deletions=_in_order([*leases, *deletions, *dropped.entries]),
             waiting=waiting,
             foreign=files.foreign,

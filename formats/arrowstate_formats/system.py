@@ -142,10 +142,22 @@ L = TypeVar("L", bound=_Lock)
 def forks_wait_for(made: L) -> L:
     """Return a lock that is free in each process that is forked from this one, where what it guards is whole.
 
-    Whoever forks waits until no other thread holds it.
+    Whoever forks waits until no other thread holds it; a thread that may fork while it holds it itself needs an
+    `RLock`.
     """
+    taken: list[bool] = []
+
+    def before() -> None:
+        # An interrupt while this waits is passed over, and the process forks all the same.
+        taken.append(bool(made.acquire()))
+
+    def after() -> None:
+        if taken:
+            taken.pop()
+            made.release()
+
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=made.acquire, after_in_parent=made.release, after_in_child=made.release)
+        os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
     return made
 
 

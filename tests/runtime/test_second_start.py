@@ -1,5 +1,6 @@
 """A job that starts again with other columns, or another kind of source or sink, than its store has."""
 
+import json
 import re
 import threading
 
@@ -338,6 +339,14 @@ class Recent(arrowstate.BatchFunction):
         self.total.add_batch(context.group_keys(batch), batch["amount"], timestamps=batch["at"])
 
 
+class Counts(arrowstate.BatchFunction):
+    def open(self, context):
+        self.rows = context.state(arrowstate.ReducingStateDescriptor("rows", pa.int64(), reduce="count"))
+
+    def process_batch(self, batch, context):
+        self.rows.add_batch(context.group_keys(batch), batch["amount"])
+
+
 TIMED = pa.schema({"user": pa.string(), "at": pa.int64(), "amount": pa.int64()})
 WINDOWED = pa.schema({"user": pa.string(), "window_start": pa.int64(), "window_end": pa.int64(), "total": pa.int64()})
 
@@ -366,7 +375,7 @@ def write_day(folder, number):
     (folder / "days" / f"{number}.csv").write_text(f"user,at,amount\nann,{number}3,1\nann,{number}4,1\n")
 
 
-@pytest.mark.parametrize("what", ["windows", "timers", "expiry"])
+@pytest.mark.parametrize("what", ["windows", "expiry"])
 def test_rows_that_come_after_the_end_of_event_time_are_refused_and_stay_to_be_read(tmp_path, what):
     write_day(tmp_path, 1)
     first = daily(tmp_path, what).run(mode="inline")
@@ -386,6 +395,28 @@ def test_rows_after_the_end_are_taken_where_no_event_time_counts_or_late_rows_ar
     daily(tmp_path, "sums").run(mode="inline")
     write_day(tmp_path, 2)
     assert daily(tmp_path, "sums").run(mode="inline").sql("select total from op.total").fetchall() == [(4,)]
+
+
+def test_timers_of_rows_after_the_end_fire_at_the_end_of_these(tmp_path):
+    for day, times in ((1, [13, 14]), (2, [13, 14, 23, 24])):
+        write_day(tmp_path, day)
+        snapshot = daily(tmp_path, "timers").run(mode="inline")
+        assert snapshot.sql("select rows.at from out.rows order by 1").fetchall() == [(time,) for time in times]
+
+    # One more start has no rows, and gives nothing out.
+    again = daily(tmp_path, "timers").run(mode="inline")
+    assert again.sql("select count(*) from out.rows").fetchall() == [(4,)]
+
+
+def test_a_state_that_is_asked_for_no_more_does_not_count_at_the_end_of_event_time(tmp_path):
+    write_day(tmp_path, 1)
+    daily(tmp_path, "expiry").run(mode="inline")
+    write_day(tmp_path, 2)
+
+    job = Job(tmp_path / "store", restart=Restart.none())
+    rows = job.source(FileSource(tmp_path / "days", "csv", schema=TIMED), uid="days", watermarks=Watermarks("at"))
+    rows.stateful(Counts(), key=["user"], uid="op")
+    assert job.run(mode="inline").sql("select rows from op.rows").fetchall() == [(2,)]
 
 
 def test_a_job_that_was_stopped_goes_on_with_the_windows_of_the_next_day(tmp_path):
@@ -415,3 +446,40 @@ def test_a_sink_with_another_folder_gets_only_the_rows_after_a_job_that_ended(tm
     entry = arrowstate.open_store(tmp_path / "store").latest().entry
     assert entry.checkpoint_id == snapshot.checkpoint_id
     assert [operator.uid for operator in entry.operators] == ["days"]
+
+
+def emitting(folder):
+    job = Job(folder / "store")
+    rows = job.source(GeneratorSource(numbered, ROWS.schema, batch_rows=1), uid="rows")
+    rows.sink(ParquetSink(folder / "out"), uid="out")
+    rows.sink(OutputTable("table"))
+    return job
+
+
+def ended(folder):
+    with emitting(folder).start(mode="inline") as running:
+        running.go_on(3)
+        running.stop()
+    return arrowstate.open_store(folder / "store")
+
+
+def test_what_a_job_notes_at_its_end_is_no_change_of_its_tables_and_the_first_publication_is_one(tmp_path):
+    store = ended(tmp_path)
+    assert store.latest().entry.kind == "compaction"
+
+    for kind in ("delta", "iceberg"):
+        store.publish(tmp_path / kind, format=kind)
+
+    (commit,) = (tmp_path / "delta").rglob("_delta_log/*.json")
+    added = [action["add"] for action in map(json.loads, commit.read_text().splitlines()) if "add" in action]
+    assert {item["dataChange"] for item in added} == {True}
+    (metadata,) = (tmp_path / "iceberg").rglob("*.metadata.json")
+    assert [item["summary"]["operation"] for item in json.loads(metadata.read_text())["snapshots"]] == ["append"]
+
+
+def test_a_checkpoint_whose_entry_goes_while_its_note_stays_was_not_removed(tmp_path, caplog):
+    for _ in range(2):
+        store = ended(tmp_path)
+
+    assert [snapshot.checkpoint_id for snapshot in store.checkpoints()] == [1, 2]
+    assert "checkpoints were removed" not in caplog.text

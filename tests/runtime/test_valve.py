@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from arrowstate.runtime.core.valve import WatermarkValve
+from arrowstate.runtime.core.valve import MAX_WATERMARK, WatermarkValve
 
 
 def test_one_channel_gives_out_what_it_brings_and_only_what_grows():
@@ -187,3 +187,15 @@ def test_the_watermark_never_falls_and_is_never_above_the_lowest_of_those_that_c
             assert got <= max(times)
 
     assert given == sorted(set(given))
+
+
+def test_event_time_does_not_end_while_a_channel_is_idle_that_has_not_ended():
+    valve = WatermarkValve(2)
+    valve.advance(0, 5)
+    valve.advance(1, 13)
+
+    assert (valve.set_idle(1, True), valve.advance(0, MAX_WATERMARK)) == (None, 13)
+    assert valve.is_idle
+    assert (valve.set_idle(1, False), valve.is_idle, valve.advance(1, 23)) == (None, False, 23)
+    assert valve.set_idle(1, True) is None
+    assert (valve.set_idle(1, False), valve.advance(1, MAX_WATERMARK), valve.is_idle) == (None, MAX_WATERMARK, False)

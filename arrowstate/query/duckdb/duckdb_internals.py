@@ -73,7 +73,7 @@ def tokens_of(text: str) -> list[Token]:
     return tokens
 
 
-_lock = system.forks_wait_for(threading.Lock())
+_lock = system.forks_wait_for(threading.RLock())
 _parsers: list[duckdb.DuckDBPyConnection] = []
 
 
@@ -104,9 +104,9 @@ def relation_of(
     name = f"arrowstate_answer_{next(_numbers)}"
     try:
         connection.execute(f"create temp table {name} as\n{query}", params)
-    except duckdb.ParserException:
-        # Either it is no statement at all, or one that describes, which reads few rows.
-        return connection.sql(query, params=params)
+    except (duckdb.ParserException, duckdb.InvalidInputException):
+        # Of what describes and of structs without names there is no table; `execute` too lets other threads run.
+        return connection.from_arrow(connection.execute(query, params).fetch_arrow_table())  # type: ignore[attr-defined]
     except duckdb.Error as error:
         raise type(error)(_LINE.sub(lambda found: f"LINE {int(found[1]) - 1}:", str(error))) from None
     return connection.table(name)

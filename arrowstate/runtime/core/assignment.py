@@ -20,7 +20,7 @@ from arrowstate.runtime.core.assembling import (
 )
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SourceTime, SplitState
-from arrowstate.runtime.core.reading import MAX_WATERMARK
+from arrowstate.runtime.core.valve import MAX_WATERMARK
 from arrowstate.runtime.graph import Graph, SourceNode
 from arrowstate.storage.base import Storage
 from arrowstate_formats.documents import LogEntryDocument

@@ -20,10 +20,9 @@ from arrowstate.functions.windows.function import WindowFunction
 from arrowstate.runtime.core.chain import Chain
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.mapping import closed_if_not_opened
-from arrowstate.runtime.core.reading import MAX_WATERMARK
+from arrowstate.runtime.core.valve import MAX_WATERMARK
 from arrowstate.runtime.functions import CoBatchFunction, KeyedCoProcessFunction, OneOfTwo
 from arrowstate.runtime.graph import StatefulNode
-from arrowstate.schema.descriptors import TimerStateDescriptor
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.state.operator_list import BroadcastState
@@ -166,7 +165,7 @@ class FunctionBody:
             # Nothing of the attempt is in a checkpoint, so the rows are still to be read.
             raise InvalidInputError(
                 f"all input of operator {self._node.uid!r} had ended at the checkpoint that it began with, and event "
-                "time with it: further rows are too late for its windows and timers. Give it and its sources other "
+                "time with it: further rows are too late, and would be left out. Give it and its sources other "
                 "uids, under which they begin anew; a job that is to go on with further rows reads with "
                 "is_bounded=False, and ends by stop()"
             )
@@ -184,15 +183,11 @@ class FunctionBody:
         self._give(emitted, self._sides())
 
     def _goes_by_event_time(self) -> bool:
-        """Whether rows that come after all event time are left out, expire at once, or set timers that nothing ends."""
+        """Whether rows that come after all event time are left out, or expire at once."""
         if isinstance(self._operator, WindowFunction):
             return self._operator.timestamp is not None and self._operator.late is None
-        for state in self._backend.states.values():
-            kind = state.descriptor
-            is_timed = isinstance(kind, TimerStateDescriptor) and kind.clock == "event_time" and len(state) > 0
-            if is_timed or (kind.ttl is not None and kind.ttl.clock == "event_time"):
-                return True
-        return False
+        ttls = [state.descriptor.ttl for state in self._backend.in_use]
+        return any(ttl is not None and ttl.clock == "event_time" for ttl in ttls)
 
     def _apart(self, rows: pa.Table, dead: DeadLetters) -> None:
         """Process the rows that do not fail; the others are set aside."""

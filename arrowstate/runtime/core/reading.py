@@ -15,13 +15,10 @@ from arrowstate.runtime.connectors import Batch, EndOfSplit, Reader, Split
 from arrowstate.runtime.core.elements import with_schema
 from arrowstate.runtime.core.explaining import explained
 from arrowstate.runtime.core.messages import SplitState
-from arrowstate.runtime.core.valve import WatermarkValve
+from arrowstate.runtime.core.valve import MAX_WATERMARK, WatermarkValve
 from arrowstate.runtime.graph import SourceNode
 from arrowstate.schema.times import timestamp_array
 from arrowstate_formats.integers import INT64_MIN
-
-MAX_WATERMARK = (1 << 63) - 1
-"""Event time at the end of the input."""
 
 
 def split_type(position: pa.DataType) -> pa.StructType:

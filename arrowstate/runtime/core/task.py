@@ -31,8 +31,8 @@ from arrowstate.runtime.core.in_flight import Capture, InFlightChannel, InFlight
 from arrowstate.runtime.core.mapping import Checkpointed
 from arrowstate.runtime.core.messages import TakenFigures
 from arrowstate.runtime.core.pacing import ChannelWindow, StepPace
-from arrowstate.runtime.core.reading import MAX_WATERMARK, SourceSplits
-from arrowstate.runtime.core.valve import WatermarkValve
+from arrowstate.runtime.core.reading import SourceSplits
+from arrowstate.runtime.core.valve import MAX_WATERMARK, WatermarkValve
 
 STEP_ROWS = FRAME_ROWS
 """A step takes at most so many rows."""
@@ -207,6 +207,7 @@ class OperatorTask(Task):
         # A table beside the rows has no time of its own: it holds nothing back.
         self._timed = [not isinstance(port, str) for port in self._ports]
         self._valve = WatermarkValve(0, watermark=watermark)
+        self._began_at_the_end = watermark == MAX_WATERMARK
         self.flight = flight or Flight()
         self.capture: Capture | None = None
         "What of the checkpoint whose barriers have overtaken is captured, until they have come."
@@ -310,6 +311,7 @@ class OperatorTask(Task):
             case Watermark(timestamp):
                 if self._timed[number]:
                     self._grown(self._valve.advance(number, timestamp))
+                    self._tell_status()
             case Status(is_idle):
                 if self._timed[number]:
                     self._grown(self._valve.set_idle(number, is_idle))
@@ -324,6 +326,9 @@ class OperatorTask(Task):
                 # It goes on giving barriers, as its sender lives to the end of the job.
                 self._open.discard(number)
                 if not self._open:
+                    if self._began_at_the_end and self.rows_in:
+                        # Timers that these rows have set are due as those of the first run were.
+                        self.body.watermark(MAX_WATERMARK)
                     self.end()
 
     def may_wait(self) -> bool:

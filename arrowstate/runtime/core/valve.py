@@ -2,13 +2,17 @@
 
 The rules are those of Flink's `StatusWatermarkValve`: the watermark is the lowest of the channels that count, and only
 ever grows. A channel that turns idle no longer counts. One that turns active again counts once it has caught up with
-the watermark that was given out.
+the watermark that was given out. Other than there, event time ends only when all channels have ended: beside one that
+is idle those that have ended do not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+MAX_WATERMARK = (1 << 63) - 1
+"""The watermark of a channel whose input has ended."""
 
 
 @dataclass(slots=True)
@@ -38,8 +42,9 @@ class WatermarkValve:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all channels are."""
-        return bool(self._channels) and all(channel.is_idle for channel in self._channels.values())
+        """Whether all channels are that have not ended, of which there is one at least."""
+        going_on = [channel for channel in self._channels.values() if channel.watermark != MAX_WATERMARK]
+        return bool(going_on) and all(channel.is_idle for channel in going_on)
 
     def shown(self, channel: int | str) -> int | None:
         """Return the watermark of one channel, None before its first."""
@@ -81,7 +86,7 @@ class WatermarkValve:
             return None
         known.watermark = watermark
         self._catch_up(known)
-        return self._grown()
+        return self._highest() if watermark == MAX_WATERMARK and self.is_idle else self._grown()
 
     def set_idle(self, channel: int | str, is_idle: bool) -> int | None:
         """Take note that a channel is idle, or no longer; return the watermark of all if it grew by that."""
@@ -93,11 +98,7 @@ class WatermarkValve:
             self._catch_up(known)
             return self._grown()
         known.counts = False
-        if self.is_idle:
-            # Nobody is waited for: all that has come is known to be complete up to the highest.
-            shown = [item.watermark for item in self._channels.values() if item.watermark is not None]
-            return self._raised(max(shown, default=None))
-        return self._grown()
+        return self._highest() if self.is_idle else self._grown()
 
     def _catch_up(self, channel: _Channel) -> None:
         behind = (
@@ -108,11 +109,17 @@ class WatermarkValve:
         channel.counts = not channel.is_idle and not behind
 
     def _grown(self) -> int | None:
-        counting = [channel.watermark for channel in self._channels.values() if channel.counts]
+        going_on = [channel for channel in self._channels.values() if channel.watermark != MAX_WATERMARK]
+        counting = [channel.watermark for channel in going_on or self._channels.values() if channel.counts]
         # One that has none yet holds back all, and none that counts means that nothing is known.
         if not counting or any(watermark is None for watermark in counting):
             return None
         return self._raised(min(watermark for watermark in counting if watermark is not None))
+
+    def _highest(self) -> int | None:
+        """Return the watermark if it grew since nobody is waited for: what has come is complete up to the highest."""
+        shown = [item.watermark for item in self._channels.values() if item.watermark not in (None, MAX_WATERMARK)]
+        return self._raised(max(shown, default=None))
 
     def _raised(self, watermark: int | None) -> int | None:
         if watermark is None or (self.watermark is not None and watermark <= self.watermark):

@@ -133,7 +133,10 @@ class ParquetRows(RowFile):
     def __init__(self, file: pa.NativeFile, name: str) -> None:
         super().__init__(file, name)
         self._rows = pq.ParquetFile(file, **_AS_STORED)
-        self.schema = self._rows.schema_arrow
+        given = self._rows.schema_arrow
+        # The schema of Arrow that a file may have beside that of Parquet has extensions whatever the options.
+        plain = [item.with_type(_storage_of(pa.nulls(0, item.type)).type) for item in given]
+        self.schema = pa.schema(plain, metadata=given.metadata)
         self.row_count: int = self._rows.metadata.num_rows
 
     def batches(self, schema: pa.Schema, row: int) -> Iterator[pa.RecordBatch]:
