@@ -268,7 +268,10 @@ def test_a_sink_gets_what_an_edited_checkpoint_keeps_for_it_once_and_as_it_was_e
 
 def test_an_operator_that_keeps_rows_for_its_sink_is_not_renamed(tmp_path: Path) -> None:
     place = tmp_path / "store"
-    declared(place, 2).run(mode="inline")
+    with declared(place, 2).start(mode="inline", seed=3) as running:
+        running.go_on(20)
+        while "outside" not in {operator.uid for operator in running.checkpoint().entry.operators}:
+            running.go_on(20)
 
     with arrowstate.open_store(place).edit() as edit:
         with pytest.raises(InvalidInputError, match="'outside' keeps rows for its sink.*drop_operator"):

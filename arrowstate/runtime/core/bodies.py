@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -26,6 +27,8 @@ from arrowstate.runtime.graph import StatefulNode
 from arrowstate.state.backend.keyed import KeyedStateBackend
 from arrowstate.state.backend.operator import OperatorStateBackend
 from arrowstate.state.operator_list import BroadcastState
+
+_logger = logging.getLogger("arrowstate.runtime")
 
 Given = tuple[pa.Table | pa.Array, list[tuple[str, pa.Table]]]
 """What a function emitted, and what it handed to side outputs."""
@@ -150,7 +153,7 @@ class FunctionBody:
                     operator_states=operator_states,
                 )
         self._is_past_the_end = backend.watermark == MAX_WATERMARK
-        "Whether all input had ended when the checkpoint was taken: no row comes in time any more."
+        "Whether all input had ended when the checkpoint was taken, and nobody was told that rows come too late."
         self._names = node.key.names
         self._dead = None if node.dead_letters is None else DeadLetters(node.dead_letters, chain.next_checkpoint)
 
@@ -160,17 +163,15 @@ class FunctionBody:
                 for batch in batches_of(rows):
                     self.broadcasts[port].put_batch(batch.column(0), batch.column(1))
             return
-        self._process(port, rows)
         if self._is_past_the_end and self._goes_by_event_time():
-            # Nothing of the attempt is in a checkpoint, so the rows are still to be read.
-            raise InvalidInputError(
-                f"all input of operator {self._node.uid!r} had ended at the checkpoint that it began with, and event "
-                "time with it: further rows are too late, and would be left out. Give it and its sources other "
-                "uids, under which they begin anew; a job that is to go on with further rows reads with "
-                "is_bounded=False, and ends by stop()"
+            self._is_past_the_end = False
+            _logger.warning(
+                "all input of operator %r had ended at the checkpoint that it began with, and event time with it: "
+                "further rows come too late for its windows, or expire at once. Give it and its sources other uids, "
+                "under which they begin anew; a job that is to go on with further rows reads with is_bounded=False, "
+                "and ends by stop()",
+                self._node.uid,
             )
-
-    def _process(self, port: int, rows: pa.Table) -> None:
         if self._two is not None:
             self._two.port = port
         if self._dead is not None:
