@@ -160,3 +160,36 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.parametrize("what", ["property", "lock"])
 def test_a_process_that_is_forked_waits_for_nothing_that_a_thread_was_doing(what):
     assert python("-c", FORK, what, timeout=60).returncode == 0
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from arrowstate_formats import system
+
+lock, done = system.forks_wait_for(threading.RLock()), []
+
+def hold():
+    with lock:
+        time.sleep(1)
+    done.append(True)
+
+holding = threading.Thread(target=hold)
+holding.start()
+time.sleep(0.2)
+threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+child = 0
+try:
+    child = os.fork()
+except KeyboardInterrupt:
+    pass
+if child:
+    # Another thread holds it still.
+    taken = lock.acquire(blocking=False)
+    holding.join()
+    os._exit(0 if done and not taken else 1)
+os._exit(0)
+"""
+
+
+def test_a_lock_that_a_fork_did_not_get_is_not_let_go():
+    assert python("-c", INTERRUPTED, timeout=60).returncode == 0

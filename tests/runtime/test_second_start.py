@@ -406,6 +406,26 @@ def test_timers_of_rows_after_the_end_fire_at_the_end_of_these(tmp_path):
     assert again.sql("select count(*) from out.rows").fetchall() == [(4,)]
 
 
+class Watermarked(arrowstate.BatchFunction):
+    def process_batch(self, batch, context):
+        pass
+
+    def on_watermark(self, watermark, context):
+        return pa.record_batch({"user": ["ann"], "watermark": [watermark]})
+
+
+def test_an_operator_hears_of_the_end_of_event_time_once_whatever_starts_follow(tmp_path):
+    for day in (1, 2, 2):
+        write_day(tmp_path, day)
+        job = Job(tmp_path / "store", restart=Restart.none())
+        rows = job.source(FileSource(tmp_path / "days", "csv", schema=TIMED), uid="days", watermarks=Watermarks("at"))
+        columns = pa.schema({"user": pa.string(), "watermark": pa.int64()})
+        rows.stateful(Watermarked(), key=["user"], uid="op", output_schema=columns).sink(OutputTable("out"))
+        snapshot = job.run(mode="inline")
+        found = snapshot.sql("select count(*) from out.rows where watermark = 9223372036854775807").fetchall()
+        assert found == [(1,)]
+
+
 def test_a_state_that_is_asked_for_no_more_does_not_count_at_the_end_of_event_time(tmp_path, caplog):
     write_day(tmp_path, 1)
     daily(tmp_path, "expiry").run(mode="inline")

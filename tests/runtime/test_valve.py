@@ -199,3 +199,12 @@ def test_event_time_does_not_end_while_a_channel_is_idle_that_has_not_ended():
     assert (valve.set_idle(1, False), valve.is_idle, valve.advance(1, 23)) == (None, False, 23)
     assert valve.set_idle(1, True) is None
     assert (valve.set_idle(1, False), valve.advance(1, MAX_WATERMARK), valve.is_idle) == (None, MAX_WATERMARK, False)
+
+
+def test_event_time_does_not_end_while_a_channel_catches_up_that_was_idle():
+    valve = WatermarkValve(2)
+    valve.advance(0, 50)
+    valve.advance(1, 13)
+
+    assert (valve.set_idle(1, True), valve.set_idle(1, False)) == (50, None)
+    assert (valve.advance(0, MAX_WATERMARK), valve.advance(1, 20), valve.advance(1, 60)) == (None, None, 60)

@@ -326,8 +326,8 @@ class OperatorTask(Task):
                 # It goes on giving barriers, as its sender lives to the end of the job.
                 self._open.discard(number)
                 if not self._open:
-                    if self._began_at_the_end and self.rows_in:
-                        # Timers that these rows have set are due as those of the first run were.
+                    if self._began_at_the_end:
+                        # Timers that further rows have set are due, as those of the first run were.
                         self.body.watermark(MAX_WATERMARK)
                     self.end()
 
