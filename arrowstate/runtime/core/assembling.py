@@ -197,7 +197,8 @@ class Entries:
     def settle(self) -> None:
         """Note in the log that the sinks have all rows of the newest checkpoint.
 
-        The next start gives them none of these again, whatever sinks it has.
+        The next start gives them none of these again, whatever sinks it has. That costs one more log entry, once for
+        each job that ends.
         """
         checkpoint = self.committer.newest_checkpoint
         noted = None if checkpoint is None else (checkpoint.properties or {}).get(PROPERTY, {})
